@@ -1,0 +1,15 @@
+"""Fixtures that every test may use."""
+
+from pathlib import Path
+
+import pytest
+
+SHARED = Path(__file__).resolve().parents[1].parent / "shared"
+
+
+@pytest.fixture(scope="session")
+def shared() -> Path:
+    """The folder of real traces and counters beside the checkout; the test is skipped without it."""
+    if not SHARED.is_dir():
+        pytest.skip("no folder ../shared with real traces")
+    return SHARED
