@@ -27,4 +27,6 @@ class MissingExtraError(UsageError):
     """A feature whose optional packages are not installed."""
 
     def __init__(self, feature: str, extra: str) -> None:
-        super().__init__(f"{feature} needs packages that are not installed: pip install 'training-advisor[{extra}]'")
+        super().__init__(
+            f"{feature} needs packages that are not installed: pip install 'training-advisor[{extra}]'"
+        )

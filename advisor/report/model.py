@@ -14,11 +14,11 @@ import msgspec
 SCHEMA_VERSION = "1.0"
 
 
-class Struct(msgspec.Struct, kw_only=True):
+class Struct(msgspec.Struct):
     """Base of every part of the report."""
 
 
-class Loss(Struct):
+class Loss(Struct, kw_only=True):
     """Something the reader could not use, or had to repair."""
 
     kind: str
@@ -26,7 +26,7 @@ class Loss(Struct):
     detail: str = ""
 
 
-class TraceFile(Struct):
+class TraceFile(Struct, kw_only=True):
     """One file that the report was made from."""
 
     path: str
@@ -36,14 +36,14 @@ class TraceFile(Struct):
     losses: list[Loss] = []
 
 
-class TraceInfo(TraceFile):
+class TraceInfo(TraceFile, kw_only=True):
     """The primary trace; with several ranks, `files` has them all."""
 
     world_size: int | None = None
     files: list[TraceFile] = []
 
 
-class Peak(Struct):
+class Peak(Struct, kw_only=True):
     """One roof of the device: a rate and the intensity at which it meets the memory roof."""
 
     pipe: str
@@ -52,7 +52,7 @@ class Peak(Struct):
     source: str
 
 
-class DeviceInfo(Struct):
+class DeviceInfo(Struct, kw_only=True):
     """The device and its roofs. Bandwidth and peaks are None / empty for an unknown device."""
 
     name: str
@@ -70,7 +70,7 @@ class DeviceInfo(Struct):
     link_source: str = ""
 
 
-class StepTime(Struct):
+class StepTime(Struct, kw_only=True):
     """Distance between successive steps on the busier side, host or device; as profiled."""
 
     p50: float | None
@@ -78,7 +78,7 @@ class StepTime(Struct):
     all: list[float] = []
 
 
-class BoundTimeFraction(Struct):
+class BoundTimeFraction(Struct, kw_only=True):
     """Share of the summed device time by bound. Adds up to 1 where there is device time."""
 
     memory: float | None = None
@@ -88,7 +88,7 @@ class BoundTimeFraction(Struct):
     unknown: float | None = None
 
 
-class Coverage(Struct):
+class Coverage(Struct, kw_only=True):
     """How much of the device time the figures stand on."""
 
     costed_time_fraction: float | None = None
@@ -96,7 +96,7 @@ class Coverage(Struct):
     orphan_time_fraction: float | None = None
 
 
-class Summary(Struct):
+class Summary(Struct, kw_only=True):
     """The headline figures."""
 
     #: The report's first sentence: what bounds the loop.
@@ -126,7 +126,7 @@ class Summary(Struct):
     cpu_only: bool = False
 
 
-class Slice(Struct):
+class Slice(Struct, kw_only=True):
     """One share of a whole."""
 
     name: str
@@ -134,7 +134,7 @@ class Slice(Struct):
     fraction: float | None
 
 
-class Breakdown(Struct):
+class Breakdown(Struct, kw_only=True):
     """Where the step goes, three ways. Each list adds up to its own whole."""
 
     #: The step's wall time on the device: compute, exposed communication, exposed copy, idle.
@@ -145,7 +145,7 @@ class Breakdown(Struct):
     family: list[Slice] = []
 
 
-class KernelGroup(Struct):
+class KernelGroup(Struct, kw_only=True):
     """Launches of one kernel by one operator in one kind of module and phase.
 
     FLOPs, bytes and time are sums over the group's launches in one step, so that
@@ -173,7 +173,7 @@ class KernelGroup(Struct):
     flags: list[str] = []
 
 
-class Saving(Struct):
+class Saving(Struct, kw_only=True):
     """Expected change of the step time, in ms per step."""
 
     low: float
@@ -181,7 +181,7 @@ class Saving(Struct):
     high: float
 
 
-class Finding(Struct):
+class Finding(Struct, kw_only=True):
     """One piece of advice."""
 
     rule: str
@@ -195,7 +195,7 @@ class Finding(Struct):
     risk: str = ""
 
 
-class Quality(Struct):
+class Quality(Struct, kw_only=True):
     """One remark on how far the figures can be trusted. Level: info, warning, error."""
 
     level: str
@@ -203,7 +203,7 @@ class Quality(Struct):
     message: str
 
 
-class RankSummary(Struct):
+class RankSummary(Struct, kw_only=True):
     """One rank of a job, beside the others."""
 
     rank: int | None
@@ -216,7 +216,7 @@ class RankSummary(Struct):
     exposed_communication_ms_per_step: float | None
 
 
-class CrossCheck(Struct):
+class CrossCheck(Struct, kw_only=True):
     """One figure of ours beside another tool's."""
 
     tool: str
@@ -227,7 +227,7 @@ class CrossCheck(Struct):
     difference_fraction: float | None
 
 
-class Report(Struct):
+class Report(Struct, kw_only=True):
     """Everything known about one captured loop."""
 
     schema_version: str = SCHEMA_VERSION
