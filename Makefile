@@ -26,7 +26,7 @@ demo: $(DEMO_STAMP)  ## Train two small models here and report on them
 	$(BIN)/advisor demo $(DEMO_ARGS)
 
 test: lint  ## Lint, check types and walls, run the tests
-	TRITON_INTERPRET=1 $(BIN)/python -m pytest -n $(WORKERS) -m 'not gpu' $(PYTEST_ARGS)
+	TRITON_INTERPRET=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -m 'not gpu' $(PYTEST_ARGS)
 
 lint: $(TEST_STAMP)  ## Style, format, types, import walls
 	$(BIN)/ruff check .

@@ -1,0 +1,63 @@
+"""The command line answers at once and loads only what a verb needs."""
+
+import statistics
+import subprocess
+import sys
+import time
+
+import pytest
+
+from advisor.cli import cli
+
+HEAVY = ["hta", "jinja2", "lightning", "msgspec", "numpy", "pandas", "pytorch_lightning", "rich", "torch"]
+
+
+def advisor(*args: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "advisor.cli", *args], capture_output=True, text=True)
+
+
+def test_help_answers_within_a_quarter_of_a_second() -> None:
+    times = []
+    for _ in range(5):
+        start = time.perf_counter()
+        advisor("--help")
+        times.append(time.perf_counter() - start)
+    assert statistics.median(times) < 0.25
+
+
+@pytest.mark.parametrize("args", [["--help"], ["--version"]], ids=" ".join)
+def test_help_and_version_load_nothing_heavy(args: list[str]) -> None:
+    code = (
+        "import sys\n"
+        "from advisor.cli import main\n"
+        "try:\n    main(sys.argv[1:])\nexcept SystemExit:\n    pass\n"
+        f"print('loaded:', *sorted(set({HEAVY!r}) & set(sys.modules)))"
+    )
+    run = subprocess.run([sys.executable, "-c", code, *args], capture_output=True, text=True)
+    assert run.stdout.splitlines()[-1] == "loaded:", run.stdout + run.stderr
+
+
+def test_help_lists_every_verb() -> None:
+    verbs = cli.list_commands(None)  # type: ignore[arg-type]
+    listed = advisor("--help").stdout
+    assert verbs
+    assert [verb for verb in verbs if f"\n  {verb} " not in listed] == []
+
+
+@pytest.mark.parametrize("verb", cli.list_commands(None))  # type: ignore[arg-type]
+def test_each_verb_explains_itself_without_loading_torch(verb: str) -> None:
+    code = (
+        "import sys\n"
+        "from advisor.cli import main\n"
+        "try:\n    main(sys.argv[1:])\nexcept SystemExit as stop:\n    assert not stop.code, stop.code\n"
+        "print('loaded:', *sorted({'numpy', 'jinja2', 'torch'} & set(sys.modules)))"
+    )
+    run = subprocess.run([sys.executable, "-c", code, verb, "--help"], capture_output=True, text=True)
+    assert f"Usage: advisor {verb}" in run.stdout, run.stderr
+    assert run.stdout.splitlines()[-1] == "loaded:", run.stdout
+
+
+def test_an_unknown_verb_is_a_usage_error() -> None:
+    run = advisor("analyse-this")
+    assert run.returncode == 2
+    assert "analyse-this" in run.stderr
