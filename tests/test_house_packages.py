@@ -38,10 +38,8 @@ def test_every_package_is_listed(project: dict[str, Any]) -> None:
 
 
 def test_every_folder_with_modules_is_a_package() -> None:
-    homeless = {p.parent for top in HOMES for p in (ROOT / top).rglob("*.py")} - set(
-        packages_on_disk().values()
-    )
-    assert homeless == set()
+    folders = {module.parent for top in HOMES for module in (ROOT / top).rglob("*.py")}
+    assert folders - set(packages_on_disk().values()) == set()
 
 
 def test_every_data_file_is_packaged(project: dict[str, Any]) -> None:

@@ -13,12 +13,8 @@ ROOT = Path(__file__).parents[1]
 
 
 def lint_imports(folder: Path) -> subprocess.CompletedProcess[str]:
-    command = [
-        sys.executable,
-        "-c",
-        "from importlinter.cli import lint_imports_command as c; c()",
-        "--no-cache",
-    ]
+    code = "from importlinter.cli import lint_imports_command as lint; lint()"
+    command = [sys.executable, "-c", code, "--no-cache"]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True)
 
 
