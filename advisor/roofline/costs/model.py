@@ -69,9 +69,12 @@ class OpCall:
         concrete: the arguments' values as text (``"[1, 1]"``, ``"True"``, ``""``), or empty.
         launches: device launches of this call in time order.
         ancestors: names of the enclosing operators, innermost first.
-        parameter_shapes: shapes and dtypes of the model's parameters, from the capture's context
-            block; empty for a foreign trace. For optimizers, whose tensor lists are recorded empty.
-        settings: capture settings that change a cost, e.g. ``{"allow_tf32_matmul": True}``.
+        parameter_shapes: shapes and dtypes of the model's parameters, for optimizers, whose tensor
+            lists are recorded empty: from the capture's context block, or else the inputs of the
+            trace's ``torch::autograd::AccumulateGrad`` ops (any whole number of steps of them).
+        settings: what changes a cost besides the arguments: ``allow_tf32_matmul`` and
+            ``allow_tf32_cudnn`` (bool) from the capture; ``l2_bytes`` and ``sm_count`` (int) of the
+            device, without which no re-read is modelled.
     """
 
     name: str
@@ -89,17 +92,20 @@ class Cost:
 
     Attributes:
         flops: floating-point operations; a multiply-add is two.
-        bytes_read: compulsory bytes read from device memory, each distinct element once.
+        bytes_read: bytes read from device memory: each distinct element once, plus `bytes_reread`.
         bytes_written: compulsory bytes written.
         pipe: the unit that does the arithmetic: ``tensor_{bf16,fp16,tf32,fp8,int8,fp4,fp64}`` for matrix
             units (NVIDIA tensor cores, AMD matrix cores), ``vector_{fp32,fp16,bf16,fp64}`` for plain
             arithmetic units, ``none`` where nothing is computed.
+        bytes_reread: the part of `bytes_read` that is not compulsory: elements which this kernel
+            fetches again because its working set outgrows the cache. A better kernel saves them.
     """
 
     flops: float
     bytes_read: float
     bytes_written: float
     pipe: str = "vector_fp32"
+    bytes_reread: float = 0.0
 
     @property
     def bytes(self) -> float:

@@ -1,0 +1,165 @@
+"""Copies, casts, fills, concatenation, padding: no arithmetic, each source element read once, each target written."""
+
+from __future__ import annotations
+
+import math
+
+from advisor.roofline.costs import roles
+from advisor.roofline.costs.args import (
+    Unknown,
+    footprint,
+    integer,
+    integers,
+    itemsize,
+    optional,
+    promote,
+    size_bytes,
+    tensor,
+    text,
+)
+from advisor.roofline.costs.model import Cost, OpCall, Tensor
+from advisor.roofline.costs.registry import cost
+
+#: ``c10::ScalarType`` as an integer, the way traces record a ``dtype`` argument.
+_SCALAR_TYPES = {
+    0: "uint8", 1: "int8", 2: "int16", 3: "int32", 4: "int64", 5: "fp16", 6: "fp32", 7: "fp64", 8: "complex32",
+    9: "complex64", 10: "complex128", 11: "bool", 15: "bf16", 23: "fp8", 24: "fp8", 25: "fp8", 26: "fp8",
+}  # fmt: skip
+
+
+def _move(read: float, written: float) -> Cost:
+    return Cost(0.0, read, written, "none")
+
+
+@cost("aten::copy_")
+def copy_(call: OpCall) -> Cost:
+    """Target first, source second; the source broadcasts, the target's dtype is written."""
+    target, source = tensor(call, 0), tensor(call, 1)
+    if source.numel > target.numel:
+        raise Unknown("the source does not fit")
+    return _move(footprint(source), target.numel * itemsize(target.dtype))
+
+
+@cost("aten::_to_copy", "aten::to", "aten::type_as")
+def cast(call: OpCall) -> Cost:
+    """Reads the source, writes it in the dtype that the call names (the same if it names none)."""
+    source = tensor(call, 0)
+    dtype = source.dtype
+    if text(call, 1):
+        code = integer(call, 1)
+        if code not in _SCALAR_TYPES:
+            raise Unknown("dtype not recorded")
+        dtype = _SCALAR_TYPES[code]
+    return _move(footprint(source), source.numel * itemsize(dtype))
+
+
+@cost("aten::clone", "aten::contiguous", "aten::roll", "aten::flip", "aten::rot90", "aten::_reshape_copy", "aten::lift_fresh",
+      "aten::alias_copy", "aten::view_copy", "aten::_reshape_alias_copy", "aten::channel_shuffle",
+      "aten::pixel_shuffle", "aten::pixel_unshuffle", "aten::tril", "aten::triu", "aten::tril_", "aten::triu_",
+      "aten::cudnn_grid_copy", "aten::resolve_conj", "aten::_conj_copy")  # fmt: skip
+def rearrange(call: OpCall) -> Cost:
+    """As many elements out as in."""
+    source = tensor(call, 0)
+    return _move(footprint(source), source.numel * itemsize(source.dtype))
+
+
+@cost("aten::fill_", "aten::zero_", "aten::eye", "aten::fill_diagonal_")
+def fill_(call: OpCall) -> Cost:
+    """Writes its target; what is filled in is a number or a 0-d tensor."""
+    target = tensor(call, 0)
+    return _move(0.0, target.numel * itemsize(target.dtype))
+
+
+@cost(
+    "aten::zeros_like",
+    "aten::ones_like",
+    "aten::full_like",
+    "aten::new_zeros",
+    "aten::new_full",
+    "aten::new_ones",
+)
+def fill_like(call: OpCall) -> Cost:
+    """Writes a tensor like its first argument (``new_*``: of that dtype and the listed size)."""
+    like = tensor(call, 0)
+    shape = integers(call, 1) if "new_" in call.name else like.shape
+    return _move(0.0, size_bytes(shape, like.dtype))
+
+
+@cost("aten::arange", "aten::linspace", "aten::range", "aten::tril_indices", "aten::triu_indices")
+def sequence(call: OpCall) -> Cost:
+    """Writes ``ceil((end - start) / step)`` elements; the dtype is that of the ``out`` tensor."""
+    if call.name != "aten::arange" or len(call.concrete) < 3:
+        raise Unknown("length not recorded")
+    out = call.inputs[-1]
+    if not isinstance(out, Tensor):
+        raise Unknown("dtype not recorded")
+    start, end, step = (float(value) for value in call.concrete[:3])
+    return _move(0.0, max(1, math.ceil((end - start) / step)) * itemsize(out.dtype))
+
+
+@cost("aten::cat", "aten::concat", "aten::stack", "aten::_cat", "aten::hstack", "aten::vstack", "aten::_foreach_copy_cat",
+      "aten::concatenate")  # fmt: skip
+def cat(call: OpCall) -> Cost:
+    """Reads every tensor of the list, writes them all. Lists carry no dtype: the kernel's name tells the width."""
+    listed = call.inputs[0]
+    if not isinstance(listed, tuple) or not listed:
+        raise Unknown("list not recorded")
+    names = (roles.element_dtype(launch.name) for launch in call.launches)
+    dtype = next((name for name in names if name != "unknown"), "unknown")
+    items = [Tensor(arg.shape, dtype, arg.strides) for arg in listed if arg.numel]
+    return _move(sum(footprint(arg) for arg in items), sum(arg.numel for arg in items) * itemsize(dtype))
+
+
+@cost("aten::repeat", "aten::tile")
+def repeat(call: OpCall) -> Cost:
+    """Reads its input once, writes it as often as the repeats say."""
+    source = tensor(call, 0)
+    return _move(footprint(source), source.numel * math.prod(integers(call, 1)) * itemsize(source.dtype))
+
+
+@cost("aten::constant_pad_nd", "aten::pad", "aten::reflection_pad1d", "aten::reflection_pad2d", "aten::replication_pad1d",
+      "aten::replication_pad2d", "aten::replication_pad3d", "aten::reflection_pad3d")  # fmt: skip
+def pad(call: OpCall) -> Cost:
+    """Reads the input, writes the padded one: ``[left, right]`` pairs from the last dimension backwards."""
+    source = tensor(call, 0)
+    pads = integers(call, 1)
+    shape = list(source.shape)
+    for index in range(len(pads) // 2):
+        shape[-1 - index] += pads[2 * index] + pads[2 * index + 1]
+    if any(size <= 0 for size in shape):
+        raise Unknown("padding leaves nothing")
+    return _move(min(footprint(source), size_bytes(shape, source.dtype)), size_bytes(shape, source.dtype))
+
+
+@cost("aten::repeat_interleave")
+def repeat_interleave(call: OpCall) -> Cost:
+    """Reads its input once, writes each element `repeats` times where that is one number."""
+    source = tensor(call, 0)
+    return _move(footprint(source), source.numel * integer(call, 1) * itemsize(source.dtype))
+
+
+@cost("aten::slice_backward", "aten::select_backward", "aten::as_strided_scatter", "aten::slice_scatter",
+      "aten::select_scatter", "aten::diagonal_backward", "aten::unfold_backward")  # fmt: skip
+def scatter_view(call: OpCall) -> Cost:
+    """Writes the gradient into a zeroed tensor of the view's base."""
+    grad = tensor(call, 0)
+    shape = integers(call, 1) if text(call, 1).startswith("[") else grad.shape
+    source = optional(call, 1) or grad
+    return _move(footprint(source), size_bytes(shape, promote(grad)))
+
+
+@cost("aten::_foreach_copy_", "aten::split_with_sizes_copy", "aten::_chunk_cat", "aten::chunk_cat", "fsdp::all_gather_copy_in",
+      "fsdp::split_with_sizes_copy", "fsdp::chunk_cat")  # fmt: skip
+def copy_lists(call: OpCall) -> Cost:
+    """Copies lists of tensors: as much is read as is written, which is the largest argument's size."""
+    names = (roles.element_dtype(launch.name) for launch in call.launches)
+    named = next((name for name in names if name != "unknown"), "unknown")
+    sizes = []
+    for arg in call.inputs:
+        if isinstance(arg, tuple) and arg:
+            sizes.append(sum(item.numel for item in arg) * itemsize(named))
+        elif isinstance(arg, Tensor) and arg.shape and arg.numel:
+            sizes.append(arg.numel * itemsize(arg.dtype))
+    if not sizes:
+        raise Unknown("list not recorded")
+    return _move(max(sizes), max(sizes))

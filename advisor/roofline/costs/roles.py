@@ -1,0 +1,184 @@
+"""What a kernel is, by its name: its part in the operator, its tile, and the pipe it computes on.
+
+The names are those of cuBLAS (nvjet, xmma, cutlass), cuDNN, ATen, FlashAttention, CUB, NCCL, and on AMD of
+Tensile (``Cijk_``), MIOpen, Composable Kernel, AOTriton and RCCL.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Mapping
+
+_TRANSFER = re.compile(r"^(mem(cpy|set)\b|hipmemcpy|copybuffer|fillbuffer)", re.I)
+
+#: The first pattern that is found in a kernel's name tells its role.
+_ROLES = tuple(
+    (role, re.compile(pattern, re.I))
+    for role, pattern in (
+        ("collective", r"^(void )?(nccl|rccl|msccl)|cross_device_reduce|one_shot_all_reduce|two_shot_all_reduce"),
+        ("sum_partials", r"splitk.?reduce|split_?k_kernel|reduce_?split_?k|splitk?_reduce|_postgsu|gemmk1_splitk|"
+                         r"execute_split_k|splitkv_combine|reduce_wgrad|wrw_reduce|nchw_reduction"),
+        ("workspace", r"init_device_workspace|computeoffsets|cuda_graph_conditional|initialize_workspace"),
+        ("layout", r"nchwtonhwc|nhwctonchw|nchw2nhwc|nhwc2nchw|batched_transpose|transpose_readwrite|"
+                   r"tensor_?transform|permute_|transpose_nchw|transpose_nhwc|krsctocrsk|op_tensor_kernel|"
+                   r"subtensorop|scalepackedtensor|tensor_reorder|kcsr|im2col|col2im|cast_?tensor"),
+        ("attention_delta", r"dot_do_o|bwd_preprocess|bwdpreprocess|ograd_?dot_?o|compute_delta"),
+        ("attention_convert", r"convert_dq|convertdq|bwdpostprocess|bwd_convert|postprocess.*dq"),
+        ("attention_dkdv", r"bwd_kernel_dk_dv|bwd_dkdv"),
+        ("attention_dq", r"bwd_kernel_dq\b|bwd_kernel_dq_db|bwd_dq\b"),
+        ("attention_backward", r"flash_bwd|fmha_cutlassB|fmha_bwd|sdpa.*bprop|bwd_kernel_fuse|flashattnbwd|fmhabwd|"
+                               r"attention.*backward"),
+        ("attention", r"flash_fwd|fmha|sdpa.*fprop|^attn_fwd|flashattnfwd|flash::|flash_attn|_sdpa_|paged_attention|"
+                      r"attention"),
+        ("wgrad", r"wgrad|grad_weight_kernel|backward_filter|bwd_?weight|bwd_?wrw|_wrw|convwrw|wrw_"),
+        ("dgrad", r"dgrad|bwd_?data|backward_data|conv_depthwise[23]d_backward_kernel|igemm_bwd|convbwd|"
+                  r"conv.*_bwd"),
+        ("convolution", r"fprop|implicit_convolve|conv_depthwise|convolve|winograd|igemm_fwd|miopenconv|conv2d|conv3d|"
+                        r"convfwd|grouped_conv|device_conv|scudnn|cudnn::cnn|::conv|miopen.*conv|conv_"),
+        ("gemm", r"gemm|nvjet|^cijk_|gemv|cutlass.*tensorop|cutlass_\d+_|s\d+cudnn|wmma_|dot_kernel|ampere_.*_\d+x\d+|"
+                 r"kernel2<|_gemm_|matmul|triton_tem_"),
+        ("sort", r"radix_?sort|mergesort|merge_sort|bitonicsort|segmented_sort|sortkv|devicemerge|blocksort"),
+        ("scan", r"devicescan|scan_by_key|scan_innermost|scan_outer|devicecompact|lookback_scan|::scan"),
+        ("reduce", r"reduce_kernel|devicereduce|reduce_"),
+        ("elementwise", r"elementwise|multi_tensor_apply"),
+    )
+)  # fmt: skip
+_MATRIX = frozenset({
+    "gemm", "convolution", "dgrad", "wgrad", "attention", "attention_backward", "attention_dkdv", "attention_dq",
+})  # fmt: skip
+_FAMILY_OF_ROLE = {
+    "collective": "communication", "gemm": "matmul", "sum_partials": "matmul", "convolution": "convolution",
+    "dgrad": "convolution", "wgrad": "convolution", "layout": "copy", "attention": "attention",
+    "attention_backward": "attention", "attention_dkdv": "attention", "attention_dq": "attention",
+    "attention_delta": "attention", "attention_convert": "attention", "sort": "sort", "scan": "reduction",
+    "reduce": "reduction",
+}  # fmt: skip
+_FAMILIES = tuple(
+    (label, re.compile(pattern, re.I))
+    for label, pattern in (
+        ("compiled", r"^triton_|triton_(poi|red|per|tem)_"),
+        ("optimizer", r"adam|sgd|multi_tensor_apply|lpnorm"),
+        ("norm", r"layer_?norm|batch_?norm|group_?norm|rms_?norm|bn_(fw|bw)"),
+        ("softmax", r"softmax"),
+        ("loss", r"nll_loss|cross_entropy|ctc_loss|mse_|bce_"),
+        ("dropout", r"dropout"),
+        ("pooling", r"pool|upsample"),
+        ("embedding", r"embedding"),
+        ("indexing", r"gather|scatter|index"),
+        ("random", r"distribution|random|philox"),
+        ("fft", r"fft"),
+        ("rnn", r"lstm|gru_|rnn"),
+        ("copy", r"catarray|copy_kernel|fillfunctor"),
+        ("pointwise", r"elementwise"),
+    )
+)
+#: First letter of the type triple in cuBLAS' nvjet kernels, that of A: ``tst`` is bf16 in, fp32 sum, bf16 out.
+_NVJET_PIPE = {"t": "tensor_bf16", "h": "tensor_fp16", "s": "tensor_tf32", "q": "tensor_fp8", "o": "tensor_fp8",
+               "d": "tensor_fp64", "i": "tensor_int8", "r": "tensor_fp8"}  # fmt: skip
+_NVJET = re.compile(r"nvjet_(?:sm\d+_)?([a-z]+)_")
+_TILE = (
+    re.compile(r"nvjet_(?:sm\d+_)?[a-z]+_(\d+)x(\d+)_"),
+    re.compile(r"tilesize(\d+)x(\d+)x\d+"),
+    re.compile(r"_MT(\d+)x(\d+)x\d+"),
+    re.compile(r"gemm[a-z0-9_]*?_(\d+)x(\d+)(?:_|x|\b)"),
+)
+_NO_TENSOR_CORE = re.compile(
+    r"simt|sgemm|_ffma|gemv|gemmsn|dot_kernel|conv_depthwise|scudnn|reduce_1block", re.I
+)
+_TF32 = re.compile(r"tf32|xf32|s1688(?!.*(?:bf16|f16))|s1684|_sss_|_xb_", re.I)
+
+
+@functools.lru_cache(maxsize=8192)
+def role(kernel: str) -> str:
+    """The part that a kernel plays, such as ``gemm``, ``dgrad``, ``layout``; ``"other"`` if its name tells none."""
+    return next((name for name, pattern in _ROLES if pattern.search(kernel)), "other")
+
+
+def is_transfer(kernel: str) -> bool:
+    """Whether a launch is a memory copy or a memset, done by a copy engine or a driver's kernel."""
+    return _TRANSFER.match(kernel) is not None
+
+
+def is_matrix(kernel: str) -> bool:
+    """Whether a kernel multiplies matrices: a GEMM, a convolution, or attention."""
+    return role(kernel) in _MATRIX
+
+
+@functools.lru_cache(maxsize=8192)
+def family(kernel: str) -> str:
+    """The family of work that a kernel's name alone tells, ``"other"`` if none."""
+    for label, pattern in _FAMILIES:
+        if pattern.search(kernel) and role(kernel) not in ("gemm", "collective"):
+            return label
+    return _FAMILY_OF_ROLE.get(role(kernel), "compiled" if "triton_" in kernel else "other")
+
+
+@functools.lru_cache(maxsize=8192)
+def tile(kernel: str) -> tuple[int, int] | None:
+    """Rows and columns of the output that one thread block of a GEMM kernel computes, from its name."""
+    for pattern in _TILE:
+        found = pattern.search(kernel)
+        if found:
+            return int(found[1]), int(found[2])
+    return None
+
+
+def matrix_pipe(
+    kernel: str, dtype: str, settings: Mapping[str, object], setting: str = "allow_tf32_matmul"
+) -> str:
+    """The pipe that a matrix kernel computes on.
+
+    Args:
+        kernel: its name, or ``""`` for an ideal kernel.
+        dtype: of the operands.
+        settings: of the capture; decides about TF32 where the name does not.
+        setting: the one that allows TF32: ``allow_tf32_matmul`` or ``allow_tf32_cudnn``.
+    """
+    named = _NVJET.search(kernel)
+    if named:
+        return _NVJET_PIPE.get(named[1][0], "vector_fp32")
+    if dtype == "fp64":
+        return "tensor_fp64" if re.search(r"884|tensorop|dmma", kernel) else "vector_fp64"
+    if dtype in ("fp32", "complex64"):
+        if _TF32.search(kernel):
+            return "tensor_tf32"
+        is_named = bool(_NO_TENSOR_CORE.search(kernel) or re.search(r"f32f32_f32f32|Cijk", kernel))
+        return "tensor_tf32" if settings.get(setting) is True and not is_named else "vector_fp32"
+    if dtype in ("bf16", "fp16"):
+        if _NO_TENSOR_CORE.search(kernel):
+            return "vector_fp32"
+        return f"tensor_{dtype}"
+    if dtype in ("fp8", "fp4", "int8"):
+        return f"tensor_{dtype}"
+    return "tensor_int8" if dtype == "uint8" else "vector_fp64" if dtype == "complex128" else "none"
+
+
+_ELEMENT = (
+    re.compile(r"OpaqueType<(\d+)"),
+    re.compile(
+        r"(?:<|, |\()(c10::BFloat16|c10::Half|__half|float|double|long|int|bool|signed char|unsigned char)\b"
+    ),
+)
+_COLLECTIVE_DTYPE = re.compile(r"_(f16|bf16|f32|f64|f8e4m3|f8e5m2|i8|u8|i32|u32|i64|u64)(?:_|\b|\()", re.I)
+_BY_WIDTH = {1: "uint8", 2: "fp16", 4: "fp32", 8: "int64", 16: "complex128"}
+_BY_C_NAME = {"c10::BFloat16": "bf16", "c10::Half": "fp16", "__half": "fp16", "float": "fp32", "double": "fp64",
+              "long": "int64", "int": "int32", "bool": "bool", "signed char": "int8", "unsigned char": "uint8"}  # fmt: skip
+_BY_NCCL_NAME = {"f16": "fp16", "bf16": "bf16", "f32": "fp32", "f64": "fp64", "f8e4m3": "fp8", "f8e5m2": "fp8",
+                 "i8": "int8", "u8": "uint8", "i32": "int32", "u32": "int32", "i64": "int64", "u64": "int64"}  # fmt: skip
+
+
+@functools.lru_cache(maxsize=8192)
+def element_dtype(kernel: str) -> str:
+    """The element type in a kernel's template arguments, ``"unknown"`` if there is none.
+
+    Copying kernels only know a width (``OpaqueType<2>``): then some type of that width.
+    """
+    if role(kernel) == "collective":
+        found = _COLLECTIVE_DTYPE.search(kernel)
+        return _BY_NCCL_NAME[found[1].lower()] if found else "unknown"
+    width = _ELEMENT[0].search(kernel)
+    if width:
+        return _BY_WIDTH.get(int(width[1]), "unknown")
+    named = _ELEMENT[1].search(kernel)
+    return _BY_C_NAME[named[1]] if named else "unknown"
