@@ -1,0 +1,106 @@
+"""The report as one HTML file that needs nothing besides itself.
+
+Everything the page loads is inside it. Its content security policy forbids requests and allows
+one script, by hash. Names reach the markup through Jinja's escaping and the script through JSON.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+from importlib import resources
+from pathlib import Path, PurePath
+from typing import Any
+
+from jinja2 import Environment, FunctionLoader, StrictUndefined
+from markupsafe import Markup
+
+from advisor.report import format as fmt
+from advisor.report import metrics, page, roofline_plot
+from advisor.report.model import Report
+
+_STYLES = ("advisor.css", "table.css", "plot.css")
+_SCRIPTS = ("plot.js", "table.js", "advisor.js")
+
+
+def render(report: Report) -> str:
+    """The page of a report: valid UTF-8, no requests, under a megabyte however long the trace."""
+    report = fmt.printable(report)
+    report.kernels.sort(key=lambda group: -group.time_ms_per_step)
+    script = _script()
+    table = page.rows(report)
+    return _environment().get_template("report.html.j2").render(
+        report=report,
+        trace_name=PurePath(report.trace.path).name or report.trace.path,
+        trace_ranks=len(report.ranks),
+        summary=report.summary,
+        device=report.device,
+        metrics=metrics.metrics(report),
+        bars=page.bars(report),
+        plot=roofline_plot.plot(report),
+        columns=page.COLUMNS,
+        rows=table,
+        static_rows=table[: page.STATIC_ROWS],
+        hidden_groups=report.kernels[len(table) :],
+        colours=page.family_colours(report),
+        quality=page.quality_by_level(report),
+        facts=page.environment(report),
+        peaks_used=metrics.peaks_used(report),
+        # The style and script are this package's own; the JSON is escaped for a script element.
+        style=Markup("\n".join(_asset(name) for name in _STYLES)),
+        script=Markup(script),
+        script_hash=_csp_hash(script),
+        payload=Markup(page.script_json(page.payload(table))),
+    )  # fmt: skip
+
+
+def write(report: Report, path: str | os.PathLike[str]) -> None:
+    """Write the page beside its place and rename it there, so that no half of it is ever seen.
+
+    Raises:
+        OSError: the folder does not exist or cannot be written to.
+    """
+    target = Path(path)
+    aside = target.with_name(f".{target.name}.{os.getpid()}")
+    try:
+        aside.write_text(render(report), encoding="utf-8", newline="\n")
+        aside.replace(target)
+    finally:
+        aside.unlink(missing_ok=True)
+
+
+def _environment() -> Environment:
+    environment = Environment(
+        loader=FunctionLoader(_asset),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    filters: dict[str, Any] = {
+        "bytes_per_s": fmt.bytes_per_s,
+        "count": fmt.count,
+        "duration": fmt.duration,
+        "flops_per_s": fmt.flops_per_s,
+        "intensity": fmt.intensity,
+        "nbytes": fmt.nbytes,
+        "number": fmt.number,
+        "percent": fmt.percent,
+        "pipe": fmt.pipe,
+        "shorten": fmt.shorten,
+    }
+    environment.filters.update(filters)
+    return environment
+
+
+def _asset(name: str) -> str:
+    return resources.files("advisor.report_templates").joinpath(name).read_text(encoding="utf-8")
+
+
+def _script() -> str:
+    return "\n".join(["(() => {", '"use strict";', *map(_asset, _SCRIPTS), "})();"])
+
+
+def _csp_hash(script: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()

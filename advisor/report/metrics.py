@@ -1,0 +1,181 @@
+"""The headline figures in the order in which every renderer shows them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from advisor.report import format as fmt
+from advisor.report.model import KernelGroup, Peak, Report
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One headline figure.
+
+    Attributes:
+        label: what it is.
+        value: the figure with its unit, or None where it was not measured.
+        note: the denominator or the condition that the figure holds under.
+        remedy: how to get the figure, for when `value` is None.
+    """
+
+    label: str
+    value: str | None
+    note: str = ""
+    remedy: str = ""
+
+
+def metrics(report: Report) -> list[Metric]:
+    """Step time, busy share, utilisation, bounds, memory and launches of a report."""
+    return [
+        _real_step(report),
+        _profiled_step(report),
+        _busy(report),
+        _mfu(report),
+        _roof(report),
+        _bounds(report),
+        _memory(report),
+        _kernels(report),
+    ]
+
+
+def pipes_used(report: Report) -> list[str]:
+    """Pipes that the step's kernels compute on, the busiest first."""
+    times: dict[str, float] = {}
+    for group in report.kernels:
+        if group.pipe and group.pipe != "none" and group.flops:
+            times[group.pipe] = times.get(group.pipe, 0.0) + group.time_ms_per_step
+    return sorted(times, key=lambda pipe: (-times[pipe], pipe))
+
+
+def peaks_used(report: Report) -> list[Peak]:
+    """The device's roofs that the step's kernels run under, the busiest first."""
+    peaks = {peak.pipe: peak for peak in report.device.peaks}
+    return [peaks[pipe] for pipe in pipes_used(report) if pipe in peaks]
+
+
+def flops_per_s(group: KernelGroup) -> float | None:
+    """Arithmetic rate that a group achieved, or None without FLOPs."""
+    return None if group.flops is None else _per_second(group.flops, group)
+
+
+def bytes_per_s(group: KernelGroup) -> float | None:
+    """Bandwidth that a group achieved against its compulsory bytes, or None without them."""
+    moved = total_bytes(group)
+    return None if moved is None else _per_second(moved, group)
+
+
+def total_bytes(group: KernelGroup) -> float | None:
+    """Bytes read and written, or None where either is unknown."""
+    if group.bytes_read is None or group.bytes_written is None:
+        return None
+    return group.bytes_read + group.bytes_written
+
+
+def _per_second(amount: float, group: KernelGroup) -> float | None:
+    return amount / (group.time_ms_per_step / 1e3) if group.time_ms_per_step > 0 else None
+
+
+def _optional(text: str) -> str | None:
+    return None if text == fmt.MISSING else text
+
+
+def _real_step(report: Report) -> Metric:
+    summary = report.summary
+    profiled, real = summary.step_time_ms.p50, summary.baseline_step_ms
+    note = "without the profiler"
+    if profiled and real:
+        note += f"; profiling made it {fmt.ratio(profiled / real)} as long"
+    return Metric(
+        "Step time, as it really runs",
+        _optional(fmt.duration(real)),
+        note,
+        "capture with the TrainingAdvisor callback, or pass --baseline-step-ms",
+    )
+
+
+def _profiled_step(report: Report) -> Metric:
+    summary = report.summary
+    steps = f"{summary.steps} step" + ("" if summary.steps == 1 else "s")
+    note = f"median of {steps}"
+    if fmt.known(summary.step_time_ms.p95):
+        note += f"; p95 {fmt.duration(summary.step_time_ms.p95)}"
+    return Metric(
+        "Step time, as profiled",
+        _optional(fmt.duration(summary.step_time_ms.p50)),
+        note,
+        "capture two steps or more, with profiler.step() after each",
+    )
+
+
+def _busy(report: Report) -> Metric:
+    summary = report.summary
+    label = "CPU operators busy" if summary.cpu_only else "GPU busy"
+    if fmt.known(summary.baseline_step_ms):
+        note = "of the real step"
+        if fmt.known(summary.gpu_busy_fraction_profiled):
+            note += f"; {fmt.percent(summary.gpu_busy_fraction_profiled)} in the profiled trace"
+    else:
+        note = "of the profiled step: a lower bound, since profiling slows the host"
+    return Metric(
+        label, _optional(fmt.percent(summary.gpu_busy_fraction)), note, "capture at least one whole step"
+    )
+
+
+def _mfu(report: Report) -> Metric:
+    roofs = [peak for peak in peaks_used(report) if peak.pipe.startswith("tensor_")] or peaks_used(report)
+    against = ", ".join(f"{fmt.pipe(peak.pipe)} {fmt.flops_per_s(peak.flops_per_s)}" for peak in roofs[:2])
+    return Metric(
+        "Model FLOPs utilisation",
+        _optional(fmt.percent(report.summary.mfu)),
+        f"of {against}" if against else "of the dense peak of the pipe in use",
+        "record shapes (record_shapes=True) and name the device (--device)",
+    )
+
+
+def _roof(report: Report) -> Metric:
+    return Metric(
+        "Fraction of the roof",
+        _optional(fmt.percent(report.summary.roof_fraction)),
+        f"time at the roof over time taken, {fmt.percent(report.summary.coverage.costed_time_fraction)} "
+        "of device time costed",
+        "record shapes (record_shapes=True) and name the device (--device)",
+    )
+
+
+def _bounds(report: Report) -> Metric:
+    share = report.summary.bound_time_fraction
+    value = None
+    if fmt.known(share.memory) or fmt.known(share.compute):
+        value = f"{fmt.percent(share.memory)} / {fmt.percent(share.compute)}"
+    return Metric(
+        "Memory- / compute-bound",
+        value,
+        "of device time",
+        "record shapes (record_shapes=True) and name the device (--device)",
+    )
+
+
+def _memory(report: Report) -> Metric:
+    peak, size = report.summary.peak_memory_bytes, report.device.memory_bytes
+    note = "allocated by PyTorch"
+    if peak and size:
+        note = f"{fmt.percent(peak / size)} of {fmt.nbytes(size)}"
+    return Metric(
+        "Peak memory", _optional(fmt.nbytes(peak)), note, "capture with the TrainingAdvisor callback on a GPU"
+    )
+
+
+def _kernels(report: Report) -> Metric:
+    summary = report.summary
+    label = "Operator time per step" if summary.cpu_only else "Kernel time per step"
+    note = "summed over streams"
+    if fmt.known(summary.kernels_per_step):
+        noun = "operators" if summary.cpu_only else "launches"
+        note = f"in {fmt.count(summary.kernels_per_step)} {noun}"
+    return Metric(
+        label,
+        _optional(fmt.duration(summary.kernel_time_ms_per_step)),
+        note,
+        "profile with ProfilerActivity.CUDA; the trace has no device activity",
+    )

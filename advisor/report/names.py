@@ -1,0 +1,55 @@
+"""Kernel names cut down to what tells them apart."""
+
+from __future__ import annotations
+
+import re
+
+from advisor.report import format as fmt
+
+#: Launchers that run whatever functor they are given.
+_GENERIC = re.compile(r"elementwise|reduce|index|gather|scatter|multi_tensor|foreach|^Kernel2?$", re.I)
+_TELLING = re.compile(r"\w*(?:[Ff]unctor|_kernel_cuda|KernelImpl|Ops)\w*|cutlass_\w+|\w+_kernel\w*")
+#: Wrappers that stand around the functor which does the work.
+_WRAPPERS = ("AUnaryFunctor", "BUnaryFunctor", "BinaryFunctor", "gpu_kernel_impl")
+_CPP = re.compile(r"(?:void )?[A-Za-z_][\w:]*[<(]")
+
+
+def short_name(name: str, width: int = 64) -> str:
+    """The kernel's own name: no template arguments, parameters, return type or namespaces.
+
+    Generic launchers (``vectorized_elementwise_kernel``) keep the functor that they were launched
+    with, since it alone says what they do. Names that are not C++ come back whole, cut to `width`.
+    """
+    whole = fmt.one_line(name)
+    text = whole.replace("(anonymous namespace)::", "")
+    if not _CPP.match(text):
+        return fmt.shorten(whole, width)
+    stem, arguments = _split_template(text.removeprefix("void "))
+    own = stem.split("(", 1)[0].strip().rsplit("::", 1)[-1]
+    if not re.fullmatch(r"[\w.~]+", own):
+        return fmt.shorten(whole, width)
+    if _GENERIC.search(own) and (functor := _functor(arguments, own)):
+        own = f"{own} · {functor}"
+    return fmt.shorten(own, width)
+
+
+def _split_template(text: str) -> tuple[str, str]:
+    """What stands outside all angle brackets, and what stands inside them."""
+    depth = 0
+    outside: list[str] = []
+    inside: list[str] = []
+    for char in text:
+        if char == "<":
+            depth += 1
+            inside.append(" ")
+        elif char == ">" and depth:
+            depth -= 1
+            inside.append(" ")
+        else:
+            (inside if depth else outside).append(char)
+    return "".join(outside), "".join(inside)
+
+
+def _functor(arguments: str, own: str) -> str | None:
+    words = (match.group() for match in _TELLING.finditer(arguments))
+    return next((word for word in words if word != own and not word.startswith(_WRAPPERS)), None)
