@@ -23,7 +23,7 @@ PIPES = (
     "tensor_fp64", "vector_fp32", "vector_fp16", "vector_bf16", "vector_fp64",
 )  # fmt: skip
 
-_FIGURES = ("bandwidth_bytes_per_s", "peer_bytes_per_s", "memory_gib", "l2_mib", "sms")
+_FIGURES = ("bandwidth_bytes_per_s", "peer_bytes_per_s", "memory_gib", "l2_mib", "llc_mib", "sms")
 _TEXTS = ("title", "arch", "host_link", "source", "note", "like")
 _LISTS = ("match", "aliases", "unknown")
 _HOST = "host_bytes_per_s"

@@ -37,7 +37,8 @@ class Device:
         peak_sources: by pipe, where the peak comes from.
         bandwidth_bytes_per_s: of the device's memory.
         memory_bytes: as the driver reported it, else nominal.
-        l2_bytes: last-level cache that all units share.
+        l2_bytes: L2 cache.
+        llc_bytes: a larger cache between the L2 and the memory, where there is one.
         sms: streaming multiprocessors, compute units, or cores of a CPU.
         link_bytes_per_s: between host and device, in one direction.
         peer_bytes_per_s: between devices (NVLink, Infinity Fabric), in one direction.
@@ -54,6 +55,7 @@ class Device:
     bandwidth_source: str = ""
     memory_bytes: int | None = None
     l2_bytes: int | None = None
+    llc_bytes: int | None = None
     sms: int | None = None
     link_bytes_per_s: float | None = None
     link_source: str = ""
@@ -61,6 +63,11 @@ class Device:
     peer_source: str = ""
     arch: str = ""
     note: str = ""
+
+    @classmethod
+    def unknown(cls, name: str, note: str = "") -> Device:
+        """A device without roofs: only its name is known."""
+        return cls(name, note=note)
 
     def peak(self, pipe: str) -> float | None:
         """Dense FLOP/s of a pipe; None where the device has none, or it is not known."""
@@ -262,6 +269,7 @@ def _device(row: Row, properties: Mapping[str, Any] | None) -> Device:
         bandwidth_source=source("bandwidth_bytes_per_s"),
         memory_bytes=_whole(properties, "totalGlobalMem") or whole("memory_gib", 2**30),
         l2_bytes=whole("l2_mib", 2**20),
+        llc_bytes=whole("llc_mib", 2**20),
         sms=_whole(properties, "numSms") or whole("sms"),
         link_bytes_per_s=value("host_bytes_per_s"),
         link_source=source("host_bytes_per_s"),
