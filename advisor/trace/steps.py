@@ -93,6 +93,8 @@ def steady_steps(steps: Steps, launches_per_step: np.ndarray) -> np.ndarray:
     counts = launches_per_step
     busy = steady & (counts > 0)
     if not busy.any():
+        busy = counts > 0
+    if not busy.any():
         return steady
     usual = np.median(counts[busy])
     regular = busy & (np.abs(counts - usual) <= _ODD_FRACTION * usual)

@@ -1,0 +1,162 @@
+"""`advisor analyze`: report on saved traces."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import click
+
+EXAMPLES = """
+\b
+Examples:
+  advisor analyze trace.json.gz                        summary here, page in report.html
+  advisor analyze lightning_logs/version_0/advisor     all ranks of a captured run
+  advisor analyze trace.json --json - --quiet | jq .summary
+  advisor analyze old.json.gz --device a100-sxm-40gb --baseline-step-ms 31.5
+  advisor analyze trace.json.gz --launches launches.parquet
+"""
+FILE = click.Path(dir_okay=False, path_type=Path)
+POSITIVE = click.FloatRange(min=0, min_open=True)
+
+
+@click.command(epilog=EXAMPLES)
+@click.argument("paths", nargs=-1, required=True, metavar="PATH...")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="HTML report to write. [report.html]",
+)
+@click.option("--json", "json_to", metavar="FILE|-", help="Write the report as JSON; - is stdout.")
+@click.option(
+    "--markdown", "markdown_to", metavar="FILE|-", help="Write the report as Markdown; - is stdout."
+)
+@click.option(
+    "--launches",
+    "launches_to",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write a row per device launch (.csv or .parquet).",
+)
+@click.option(
+    "--device", metavar="NAME", help="The device, where the trace does not say (see 'advisor devices')."
+)
+@click.option(
+    "--devices-toml", type=click.Path(dir_okay=False, path_type=Path), help="Device rows of your own."
+)
+@click.option(
+    "--baseline-step-ms", type=click.FloatRange(min=0, min_open=True), help="Step time without the profiler."
+)
+@click.option(
+    "--max-gb", type=click.FloatRange(min=0, min_open=True), help="Refuse a trace larger than this unpacked."
+)
+@click.option("--hta", is_flag=True, help="Add Holistic Trace Analysis' figures beside ours.")
+@click.option("--force", is_flag=True, help="Overwrite files that exist.")
+@click.option("-q", "--quiet", is_flag=True, help="Nothing on the terminal but errors.")
+def command(
+    paths: tuple[str, ...],
+    output: Path | None,
+    json_to: str | None,
+    markdown_to: str | None,
+    launches_to: Path | None,
+    device: str | None,
+    devices_toml: Path | None,
+    baseline_step_ms: float | None,
+    max_gb: float | None,
+    hta: bool,
+    force: bool,
+    quiet: bool,
+) -> None:
+    """Say what bounds each kernel of a saved torch.profiler trace.
+
+    PATH is a .json or .json.gz trace, a folder or glob of several ranks' traces, a URL, or - for stdin.
+    """
+    to_stdout = "-" in (json_to, markdown_to)
+    if output is None and not to_stdout:
+        output = Path("report.html")
+    _check_outputs([output, json_to, markdown_to, launches_to], force)
+
+    from advisor.report.build import analyze_files
+    from advisor.trace.sources import find_traces
+
+    files = find_traces(paths)
+    with _progress(len(files), hidden=quiet or to_stdout) as advance:
+        report, analysis = analyze_files(
+            files,
+            device=device,
+            devices_toml=devices_toml,
+            baseline_step_ms=baseline_step_ms,
+            limit_bytes=int(max_gb * 1e9) if max_gb else None,
+            progress=advance,
+        )
+    if hta:
+        from advisor.report.hta import add_hta
+
+        add_hta(report, analysis)
+    if launches_to:
+        from advisor.report.launches import write_launches
+
+        write_launches(analysis, launches_to)
+    _write_report(report, output, json_to, markdown_to)
+    if not quiet and not to_stdout:
+        from rich.console import Console
+
+        from advisor.report import terminal
+
+        console = Console()
+        terminal.render(report, console)
+        if output:
+            console.print(f"Report: {output}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _write_report(report: Any, output: Path | None, json_to: str | None, markdown_to: str | None) -> None:
+    if output:
+        from advisor.report import html
+
+        html.write(report, output)
+    if json_to:
+        from advisor.report.files import to_json
+
+        _put(json_to, to_json(report))
+    if markdown_to:
+        from advisor.report import markdown
+
+        _put(markdown_to, markdown.render(report))
+
+
+def _put(target: str, text: str) -> None:
+    if target == "-":
+        click.echo(text.encode("utf-8", "replace"), nl=False)
+    else:
+        from advisor.report.files import write_text
+
+        write_text(Path(target), text)
+
+
+def _check_outputs(targets: list[Path | str | None], force: bool) -> None:
+    from advisor.errors import UsageError
+
+    files = [Path(t) for t in targets if t is not None and str(t) != "-"]
+    if len(set(files)) < len(files):
+        raise UsageError("two outputs have the same name")
+    for file in files:
+        if not file.parent.is_dir():
+            raise UsageError(f"{file}: no folder {file.parent}")
+        if file.exists() and not force:
+            raise UsageError(f"{file} exists: give another name, or --force to overwrite it")
+
+
+@contextmanager
+def _progress(count: int, *, hidden: bool) -> Iterator[Callable[[str], None] | None]:
+    """A bar over files, shown only when there are several; gives a function to call before each file."""
+    if hidden or count < 2:
+        yield None
+        return
+    from rich.progress import Progress
+
+    with Progress(transient=True) as bar:
+        task = bar.add_task("reading traces", total=count)
+        started = iter(range(count))
+        yield lambda _file: bar.update(task, completed=next(started))

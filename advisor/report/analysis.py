@@ -1,0 +1,193 @@
+"""One trace worked out: joined, costed and classified. What reports and tables are made from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from advisor.roofline.attach import LaunchCosts, attach_costs, gather_host_operators
+from advisor.roofline.bound import BOUNDS, Bounds, classify_many
+from advisor.roofline.costs import Cost
+from advisor.roofline.devices import Device, find_device
+from advisor.roofline.launch_class import COLLECTIVE, device_traffic, launch_classes
+from advisor.trace.intervals import union_ns
+from advisor.trace.link import Timeline
+from advisor.trace.steps import step_times_ns
+
+
+@dataclass(eq=False)
+class Analysis:
+    """A timeline with the cost and the bound of each launch.
+
+    Attributes:
+        timeline: the joined trace; host operators stand in for launches where it has no device work.
+        device: the device it ran on, with its roofs.
+        costs: FLOPs and bytes of each launch.
+        bounds: bound, efficiency and flags of each launch.
+        classes: uint8 (launches,), from `advisor.roofline.launch_class`.
+        baseline_ns: step time without the profiler, or None.
+        baseline_source: ``"capture"``, ``"user"`` or ``""``.
+    """
+
+    timeline: Timeline
+    device: Device
+    costs: LaunchCosts
+    bounds: Bounds
+    classes: np.ndarray
+    baseline_ns: float | None = None
+    baseline_source: str = ""
+
+    @cached_property
+    def counted(self) -> np.ndarray:
+        """bool (launches,): launched by a steady step, so counted in the per-step figures."""
+        return self.timeline.in_steady_step
+
+    @property
+    def step_count(self) -> int:
+        """Number of steady steps."""
+        return int(self.timeline.steady.sum())
+
+    @cached_property
+    def step_times_ns(self) -> np.ndarray:
+        """int64 (steady steps,), as profiled."""
+        return self._step_times[0]
+
+    @property
+    def busier_side(self) -> str:
+        """``"host"`` or ``"device"``: which side the step time was taken on."""
+        return self._step_times[1]
+
+    @cached_property
+    def _step_times(self) -> tuple[np.ndarray, str]:
+        end, busy = self.timeline.device_work_of_steps()
+        return step_times_ns(self.timeline.steps, self.timeline.steady, end, busy)
+
+    @cached_property
+    def profiled_step_ns(self) -> float | None:
+        """Median step time as profiled; None without steps."""
+        times = self.step_times_ns
+        return float(np.median(times)) if len(times) else None
+
+    @property
+    def real_step_ns(self) -> float | None:
+        """Step time as it really runs where that is known, else as profiled."""
+        return self.baseline_ns or self.profiled_step_ns
+
+    @cached_property
+    def busy_ns_per_step(self) -> dict[str, float]:
+        """Device time of a step, in ns: ``compute``, and exposed ``communication`` and ``copy``.
+
+        Overlapping work counts once, for the first of these that covers it.
+        """
+        rows = self.timeline.launches
+        main = self.counted & (rows.device == self.timeline.main_device)
+        collective = self.collective & main
+        copy = main & (self.bounds.bound == BOUNDS.index("copy"))
+        compute = main & ~collective & ~copy
+
+        def union(mask: np.ndarray) -> float:
+            return union_ns(rows.ts_ns[mask], rows.end_ns[mask]) / max(self.step_count, 1)
+
+        covered = [union(compute), union(compute | collective), union(main)]
+        return {
+            "compute": covered[0],
+            "communication": covered[1] - covered[0],
+            "copy": covered[2] - covered[1],
+        }
+
+    @property
+    def collective(self) -> np.ndarray:
+        """bool (launches,): collectives, by kernel name."""
+        return self.classes == COLLECTIVE
+
+
+def analyse_timeline(
+    timeline: Timeline,
+    *,
+    device: str | None = None,
+    devices_toml: Path | None = None,
+    baseline_step_ms: float | None = None,
+) -> Analysis:
+    """Cost and classify a joined trace.
+
+    Args:
+        timeline: from `advisor.trace.link.load` or `join`.
+        device: name or TOML that overrides what the trace says of its device.
+        devices_toml: further device rows of the user's.
+        baseline_step_ms: step time without the profiler; overrides the capture's own.
+
+    Raises:
+        UsageError: no such device. InputError: a device file that cannot be used.
+    """
+    if timeline.cpu_only:
+        timeline = gather_host_operators(timeline)
+    roofs = _device_of(timeline, device, devices_toml)
+    costs = attach_costs(timeline)
+    rows = timeline.launches
+    classes = launch_classes(rows.kind, rows.name, timeline.trace.names)
+    _cost_plain_traffic(costs, classes, rows.bytes)
+    bounds = classify_many(
+        flops=costs.flops,
+        bytes_moved=costs.bytes_read + costs.bytes_written,
+        pipe=costs.pipe,
+        pipes=costs.pipes,
+        dur_ns=rows.dur_ns,
+        kind=rows.kind,
+        name=rows.name,
+        names=timeline.trace.names,
+        device=roofs,
+        copy_bytes=rows.bytes,
+        grid_blocks=rows.grid_blocks,
+    )
+    baseline, source = _baseline(timeline.trace.context, baseline_step_ms)
+    return Analysis(timeline, roofs, costs, bounds, classes, baseline, source)
+
+
+def _cost_plain_traffic(costs: LaunchCosts, classes: np.ndarray, copy_bytes: np.ndarray) -> None:
+    """Memsets and copies within the device move what the trace states, whatever operator asked for them."""
+    read, written = device_traffic(classes, copy_bytes)
+    for row in np.flatnonzero(~np.isnan(read + written)).tolist():
+        costs.put(np.array([row]), [Cost(0.0, read[row], written[row], "none")])
+
+
+def _device_of(timeline: Timeline, override: str | None, devices_toml: Path | None) -> Device:
+    if timeline.cpu_only and override is None:
+        from advisor.roofline.cpu_roof import cpu_name, measure_cpu
+
+        context_device = timeline.trace.context.get("device")
+        made_on = context_device.get("name") if isinstance(context_device, Mapping) else None
+        if made_on and made_on == cpu_name():
+            return measure_cpu()
+        return Device(
+            name=made_on or "CPU",
+            note="a CPU's roofs are measured on the machine that made the trace; analyse it there",
+        )
+    return find_device(_properties(timeline), override=override, user_toml=devices_toml)
+
+
+def _properties(timeline: Timeline) -> Mapping[str, Any] | None:
+    """The trace's entry for the device that did the work."""
+    entries = timeline.trace.meta.get("deviceProperties")
+    entries = [e for e in entries if isinstance(e, Mapping)] if isinstance(entries, list) else []
+    for entry in entries:
+        if entry.get("id") == timeline.main_device:
+            return entry
+    if entries:
+        return entries[0]
+    device = timeline.trace.context.get("device")
+    return device if isinstance(device, Mapping) else None
+
+
+def _baseline(context: Mapping[str, Any], given_ms: float | None) -> tuple[float | None, str]:
+    if given_ms is not None:
+        return given_ms * 1e6, "user"
+    block = context.get("baseline")
+    median = block.get("median_ms") if isinstance(block, Mapping) else None
+    if isinstance(median, (int, float)) and median > 0:
+        return median * 1e6, "capture"
+    return None, ""

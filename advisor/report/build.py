@@ -1,0 +1,215 @@
+"""From traces to a report."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Sequence
+from datetime import datetime, timezone
+from pathlib import Path
+
+from advisor import __version__
+from advisor.errors import InputError
+from advisor.report.analysis import Analysis, analyse_timeline
+from advisor.report.groups import kernel_groups
+from advisor.report.model import DeviceInfo, Loss, Peak, Quality, RankSummary, Report, TraceFile, TraceInfo
+from advisor.report.quality import data_quality
+from advisor.report.summary import break_down, summarise
+from advisor.roofline.devices import Device
+from advisor.trace.link import load
+from advisor.trace.sources import find_traces
+
+
+def analyze(
+    paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
+    *,
+    device: str | None = None,
+    devices_toml: str | os.PathLike[str] | None = None,
+    baseline_step_ms: float | None = None,
+    limit_bytes: int | None = None,
+) -> Report:
+    """Report on saved traces.
+
+    Args:
+        paths: a trace, or several of one job: files, folders, globs, ``-`` or URLs.
+        device: device name, for traces that do not say or say wrongly; see ``advisor devices``.
+        devices_toml: device rows of your own.
+        baseline_step_ms: step time without the profiler, in ms.
+        limit_bytes: refuse a trace larger than this unpacked.
+
+    Returns:
+        The report; details are those of the lowest rank, `Report.ranks` has one row a trace.
+
+    Raises:
+        InputError: no trace was found, or none can be read.
+        UsageError: no such device.
+
+    Example:
+        >>> report = analyze("trace.json.gz")  # doctest: +SKIP
+        >>> report.summary.bound_time_fraction.memory  # doctest: +SKIP
+        0.71
+    """
+    given = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
+    return analyze_files(
+        find_traces(given),
+        device=device,
+        devices_toml=Path(devices_toml) if devices_toml else None,
+        baseline_step_ms=baseline_step_ms,
+        limit_bytes=limit_bytes,
+    )[0]
+
+
+def analyze_files(
+    files: Sequence[str],
+    *,
+    device: str | None = None,
+    devices_toml: Path | None = None,
+    baseline_step_ms: float | None = None,
+    limit_bytes: int | None = None,
+    progress: Callable[[str], None] | None = None,
+) -> tuple[Report, Analysis]:
+    """As `analyze`, over files already found; also gives the primary trace's analysis.
+
+    Args:
+        progress: called with each file's name before it is read.
+    """
+    primary: Analysis | None = None
+    ranks: list[RankSummary] = []
+    traces: list[TraceFile] = []
+    unreadable: list[Quality] = []
+    for file in files:
+        if progress:
+            progress(file)
+        try:
+            timeline = load(file, limit_bytes=limit_bytes)
+        except InputError as error:
+            if len(files) == 1:
+                raise
+            unreadable.append(Quality(level="error", code="read.file", message=str(error)))
+            continue
+        analysis = analyse_timeline(
+            timeline, device=device, devices_toml=devices_toml, baseline_step_ms=baseline_step_ms
+        )
+        ranks.append(_rank_summary(analysis))
+        traces.append(_trace_file(analysis))
+        if primary is None or _comes_before(analysis, primary):
+            primary = analysis
+    if primary is None:
+        raise InputError(
+            f"none of {len(files)} files can be read as a trace; the first: {unreadable[0].message}"
+        )
+    report = build_report(primary)
+    report.data_quality = unreadable + report.data_quality
+    if len(ranks) > 1:
+        _add_ranks(report, ranks, traces)
+    return report, primary
+
+
+def build_report(analysis: Analysis) -> Report:
+    """The report on one trace."""
+    groups = kernel_groups(analysis)
+    summary = summarise(analysis, groups)
+    file = _trace_file(analysis)
+    return Report(
+        tool_version=__version__,
+        created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        trace=TraceInfo(
+            path=file.path,
+            size_bytes=file.size_bytes,
+            events=file.events,
+            rank=file.rank,
+            losses=file.losses,
+            world_size=analysis.timeline.trace.world_size,
+            files=[file],
+        ),
+        device=device_info(analysis.device),
+        environment=dict(analysis.timeline.trace.context),
+        summary=summary,
+        breakdown=break_down(analysis, groups),
+        kernels=groups,
+        data_quality=data_quality(analysis, summary),
+    )
+
+
+def device_info(device: Device) -> DeviceInfo:
+    """The report's view of a device."""
+    return DeviceInfo(
+        name=device.name,
+        matched=device.matched,
+        roofs=device.roofs,
+        peaks=[
+            Peak(
+                pipe=pipe,
+                flops_per_s=peak,
+                ridge_flops_per_byte=device.ridge(pipe) or 0.0,
+                source=device.peak_sources.get(pipe, ""),
+            )
+            for pipe, peak in device.peaks.items()
+        ],
+        bandwidth_bytes_per_s=device.bandwidth_bytes_per_s,
+        bandwidth_source=device.bandwidth_source,
+        memory_bytes=device.memory_bytes,
+        l2_bytes=device.l2_bytes,
+        sms=device.sms,
+        link_bytes_per_s=device.link_bytes_per_s,
+        link_source=device.link_source,
+    )
+
+
+def _trace_file(analysis: Analysis) -> TraceFile:
+    trace = analysis.timeline.trace
+    return TraceFile(
+        path=trace.path,
+        size_bytes=trace.size_bytes,
+        events=trace.event_count,
+        rank=trace.rank,
+        losses=[Loss(kind=loss.kind, count=loss.count, detail=loss.detail) for loss in trace.losses],
+    )
+
+
+def _rank_summary(analysis: Analysis) -> RankSummary:
+    rows, steps = analysis.timeline.launches, analysis.step_count
+    busy_ns = sum(analysis.busy_ns_per_step.values())
+    step_ns = analysis.real_step_ns
+
+    def per_step_ms(mask) -> float | None:
+        return float(rows.dur_ns[mask].sum()) / steps / 1e6 if steps else None
+
+    return RankSummary(
+        rank=analysis.timeline.trace.rank,
+        path=analysis.timeline.trace.path,
+        device=analysis.device.name,
+        step_time_ms=step_ns / 1e6 if step_ns else None,
+        gpu_busy_fraction=min(busy_ns / step_ns, 1.0) if step_ns and not analysis.timeline.cpu_only else None,
+        kernel_time_ms_per_step=per_step_ms(analysis.counted),
+        communication_ms_per_step=per_step_ms(analysis.counted & analysis.collective),
+        exposed_communication_ms_per_step=analysis.busy_ns_per_step["communication"] / 1e6 if steps else None,
+    )
+
+
+def _comes_before(one: Analysis, other: Analysis) -> bool:
+    ranks = (one.timeline.trace.rank, other.timeline.trace.rank)
+    return ranks[0] is not None and (ranks[1] is None or ranks[0] < ranks[1])
+
+
+def _add_ranks(report: Report, ranks: list[RankSummary], traces: list[TraceFile]) -> None:
+    report.trace.files = sorted(traces, key=lambda t: (t.rank is None, t.rank or 0, t.path))
+    report.ranks = sorted(ranks, key=lambda r: (r.rank is None, r.rank or 0, r.path))
+    numbers = [r.rank for r in ranks]
+    if None in numbers or len(set(numbers)) < len(numbers):
+        report.data_quality.append(
+            Quality(
+                level="warning",
+                code="ranks.unclear",
+                message=f"these {len(ranks)} traces do not all state a rank of their own, so they may not be "
+                f"of one job; details are those of {report.trace.path}",
+            )
+        )
+    world = report.trace.world_size
+    if world and len(set(numbers) - {None}) < world:
+        report.data_quality.append(
+            Quality(
+                level="info",
+                code="ranks.missing",
+                message=f"{len(set(numbers) - {None})} of {world} ranks are here",
+            )
+        )

@@ -1,0 +1,57 @@
+"""Writing output files: aside first, then renamed, so that a half-written one is never seen."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO, Any
+
+import msgspec
+
+from advisor.errors import UsageError
+from advisor.report.model import Report
+
+
+@contextmanager
+def writing(path: Path, *, binary: bool = False) -> Iterator[IO[Any]]:
+    """Open a file for writing that appears under its name only when it is complete.
+
+    Raises:
+        UsageError: it cannot be written (no such folder, no permission, disk full).
+    """
+    aside = None
+    try:
+        handle, aside = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
+        mode = {"mode": "wb"} if binary else {"mode": "w", "encoding": "utf-8", "newline": ""}
+        with os.fdopen(handle, **mode) as file:  # type: ignore[call-overload]
+            yield file
+        os.chmod(aside, 0o666 & ~_umask())
+        os.replace(aside, path)
+        aside = None
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be written: {error.strerror or error}") from error
+    finally:
+        if aside is not None:
+            with suppress(OSError):
+                os.unlink(aside)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file as UTF-8; see `writing`. Lone surrogates are written as ``?``."""
+    with writing(path, binary=True) as file:
+        file.write(text.encode("utf-8", "replace"))
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def to_json(report: Report) -> str:
+    """The report as indented JSON, with a newline at its end."""
+    text = msgspec.json.encode(report).decode("utf-8", "replace")
+    return msgspec.json.format(text, indent=1) + "\n"

@@ -1,0 +1,185 @@
+"""How far the figures can be trusted: remarks on the trace, each one function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from advisor.report.analysis import Analysis
+from advisor.report.model import Quality, Summary
+
+Check = Callable[[Analysis, Summary], Iterator[Quality]]
+_CHECKS: list[Check] = []
+#: The profiler's own cost is worth a word from this ratio of profiled to real step time.
+_INFLATION = 1.15
+#: A step time that stays this much above the baseline after the window is not noise.
+_LINGERING = 1.05
+
+
+def check(function: Check) -> Check:
+    """Register a check; each yields no, one or several remarks."""
+    _CHECKS.append(function)
+    return function
+
+
+def data_quality(analysis: Analysis, summary: Summary) -> list[Quality]:
+    """All remarks, errors first."""
+    found = [remark for function in _CHECKS for remark in function(analysis, summary)]
+    return sorted(found, key=lambda q: ("error", "warning", "info").index(q.level))
+
+
+def _remark(level: str, code: str, message: str) -> Quality:
+    return Quality(level=level, code=code, message=message)
+
+
+@check
+def losses(analysis: Analysis, summary: Summary) -> Iterator[Quality]:
+    """Something in the file could not be read."""
+    for loss in analysis.timeline.trace.losses:
+        yield _remark("warning", f"read.{loss.kind}", f"{loss.detail or loss.kind} ({loss.count:,})")
+
+
+@check
+def steps(analysis: Analysis, summary: Summary) -> Iterator[Quality]:
+    """Steps that were inferred, missing, or too few to show a spread."""
+    source = analysis.timeline.steps.source
+    if source == "trace":
+        yield _remark(
+            "warning",
+            "steps.none",
+            "no training steps are marked in the trace: 'per step' means 'in the whole trace'. "
+            "Call profiler.step() once a step, or capture with TrainingAdvisor",
+        )
+    elif source != "profiler":
+        marks = "DataLoader fetches" if source == "dataloader" else "optimizer steps"
+        yield _remark("info", "steps.inferred", f"no ProfilerStep ranges: steps are told by {marks}")
+    left_out = len(analysis.timeline.steps) - analysis.step_count - (len(analysis.timeline.steps) > 1)
+    if left_out > 0:
+        yield _remark(
+            "info",
+            "steps.irregular",
+            f"{left_out} step(s) without, or with unusual, device work were left out",
+        )
+    if source != "trace" and analysis.step_count == 1:
+        yield _remark("info", "steps.single", "a single steady step: its spread is not known")
+
+
+@check
+def device(analysis: Analysis, summary: Summary) -> Iterator[Quality]:
+    """A device whose roofs are not known."""
+    if not analysis.device.peaks:
+        yield _remark(
+            "warning",
+            "device.unknown",
+            f"the roofs of {analysis.device.name!r} are not known, so nothing is classified: "
+            f"{analysis.device.note or 'give --device NAME'}",
+        )
+
+
+@check
+def observer(analysis: Analysis, summary: Summary) -> Iterator[Quality]:
+    """The profiler's own cost on the host side."""
+    profiled, baseline = analysis.profiled_step_ns, analysis.baseline_ns
+    if analysis.timeline.steps.source == "trace" or not profiled:
+        return
+    if not baseline:
+        yield _remark(
+            "info" if (summary.gpu_busy_fraction or 0) > 0.9 else "warning",
+            "baseline.unknown",
+            "the step time without the profiler is not known: profiling slows the host, so idle time and "
+            "step time are upper bounds. Give it with --baseline-step-ms",
+        )
+    elif profiled > _INFLATION * baseline:
+        yield _remark(
+            "info",
+            "baseline.inflated",
+            f"the profiled steps took {profiled / baseline:.2f}x the real step time; GPU busy and the step's "
+            "breakdown are told against the real one",
+        )
+
+
+@check
+def lingering(analysis: Analysis, summary: Summary) -> Iterator[Quality]:
+    """Steps that stayed slower after the capture window."""
+    after = analysis.timeline.trace.context.get("after")
+    ratio = after.get("ratio") if isinstance(after, dict) else None
+    if isinstance(ratio, (int, float)) and ratio > _LINGERING:
+        yield _remark(
+            "warning", "capture.lingering", f"steps after the capture took {ratio:.2f}x those before it"
+        )
+
+
+@check
+def orphans(analysis: Analysis, summary: Summary) -> Iterator[Quality]:
+    """Device work whose host call lies outside the trace."""
+    fraction = summary.coverage.orphan_time_fraction or 0.0
+    if fraction > 0.005:
+        yield _remark(
+            "warning" if fraction > 0.05 else "info",
+            "join.orphans",
+            f"{fraction:.1%} of device time was launched before the trace began; it belongs to no step and "
+            "is left out of the per-step figures",
+        )
+
+
+@check
+def coverage(analysis: Analysis, summary: Summary) -> Iterator[Quality]:
+    """Device time without a cost, and why."""
+    costed = summary.coverage.costed_time_fraction
+    if costed is None or costed >= 0.9 or not analysis.device.peaks:
+        return
+    yield _remark(
+        "warning",
+        "cost.coverage",
+        f"{1 - costed:.0%} of device time could not be classified{_reason(analysis)}",
+    )
+
+
+def _reason(analysis: Analysis) -> str:
+    trace = analysis.timeline.trace
+    if not any(b'"Input Dims"' in bytes(raw) for raw in trace.ops.args[:2000]):
+        return ": the trace has no shapes (capture with record_shapes=True)"
+    return ""
+
+
+@check
+def graphs(analysis: Analysis, summary: Summary) -> Iterator[Quality]:
+    """Kernels replayed from a graph share one launch and have no operator."""
+    device, total = analysis.timeline.trace.device, analysis.timeline.launches.dur_ns.sum()
+    if not len(device) or not total:
+        return
+    numbers, inverse, counts = np.unique(device.correlation, return_inverse=True, return_counts=True)
+    replayed = (counts[inverse] > 1) & (numbers[inverse] >= 0)
+    share = float(device.dur_ns[replayed].sum()) / float(total)
+    if share > 0.01:
+        yield _remark(
+            "warning",
+            "join.graphs",
+            f"{share:.0%} of device time was replayed from CUDA/HIP graphs, where operators and shapes are "
+            "not recorded",
+        )
+
+
+@check
+def devices(analysis: Analysis, summary: Summary) -> Iterator[Quality]:
+    """Several devices driven by one process."""
+    count = len(np.unique(analysis.timeline.launches.device))
+    if count > 1:
+        yield _remark(
+            "info", "device.several", f"this process drove {count} devices; GPU busy is that of the busiest"
+        )
+
+
+@check
+def cpu_only(analysis: Analysis, summary: Summary) -> Iterator[Quality]:
+    """Nothing ran on a device."""
+    if analysis.timeline.cpu_only and len(analysis.timeline.launches):
+        message = "no device work in the trace: CPU operators stand in for kernels"
+        properties: Any = analysis.timeline.trace.meta.get("deviceProperties")
+        if properties:
+            message += (
+                ". The machine has a GPU: if it was in use, another profiler may have held it, or this is WSL"
+            )
+        yield _remark("warning" if properties else "info", "device.none", message)

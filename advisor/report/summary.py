@@ -1,0 +1,188 @@
+"""The headline figures, the breakdown of the step, and the sentence above them."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+
+import numpy as np
+
+from advisor.report.analysis import Analysis
+from advisor.report.model import (
+    BoundTimeFraction,
+    Breakdown,
+    Coverage,
+    KernelGroup,
+    Slice,
+    StepTime,
+    Summary,
+)
+from advisor.roofline.bound import BOUNDS
+
+#: Families whose FLOPs count as the model's in the utilisation.
+_MODEL_FAMILIES = frozenset({"matmul", "attention", "convolution", "rnn"})
+#: Below this share of the step at work, the device is not what limits the loop.
+_BUSY_ENOUGH = 0.85
+
+
+def summarise(analysis: Analysis, groups: list[KernelGroup]) -> Summary:
+    """Headline figures of one trace."""
+    times = analysis.step_times_ns / 1e6
+    real_ms = analysis.real_step_ns / 1e6 if analysis.real_step_ns else None
+    profiled_ms = analysis.profiled_step_ns / 1e6 if analysis.profiled_step_ns else None
+    busy_ms = sum(analysis.busy_ns_per_step.values()) / 1e6 if analysis.step_count else None
+    bound = _bound_fractions(groups)
+    busy = _fraction(busy_ms, real_ms)
+    peak_memory = analysis.timeline.trace.context.get("peak_memory_bytes")
+    summary = Summary(
+        verdict="",
+        steps=analysis.step_count,
+        step_time_ms=StepTime(
+            p50=profiled_ms,
+            p95=float(np.percentile(times, 95)) if len(times) else None,
+            all=[float(t) for t in times],
+        ),
+        baseline_step_ms=analysis.baseline_ns / 1e6 if analysis.baseline_ns else None,
+        gpu_busy_fraction=None if analysis.timeline.cpu_only else busy,
+        gpu_busy_fraction_profiled=None if analysis.timeline.cpu_only else _fraction(busy_ms, profiled_ms),
+        gpu_busy_ms_per_step=None if analysis.timeline.cpu_only else busy_ms,
+        kernel_time_ms_per_step=_total(g.time_ms_per_step for g in groups),
+        kernels_per_step=_total(g.calls_per_step for g in groups),
+        bound_time_fraction=bound,
+        coverage=_coverage(analysis),
+        roof_fraction=_roof_fraction(groups),
+        flops_per_step=_total(g.flops for g in groups),
+        bytes_per_step=_total(
+            g.bytes_read + g.bytes_written
+            for g in groups
+            if g.bytes_read is not None and g.bytes_written is not None
+        ),
+        mfu=_mfu(analysis, groups, real_ms),
+        peak_memory_bytes=peak_memory if isinstance(peak_memory, int) else None,
+        cpu_only=analysis.timeline.cpu_only,
+    )
+    summary.verdict = verdict(summary, analysis.device.matched is not None or bool(analysis.device.peaks))
+    return summary
+
+
+def break_down(analysis: Analysis, groups: list[KernelGroup]) -> Breakdown:
+    """Where the step goes: on the device's clock, by phase, by family of operator."""
+    return Breakdown(
+        step=_step_slices(analysis),
+        phase=_slices((g.phase, g.time_ms_per_step) for g in groups),
+        family=_slices((g.family, g.time_ms_per_step) for g in groups),
+    )
+
+
+def verdict(summary: Summary, roofs_known: bool) -> str:
+    """One sentence: what limits this loop."""
+    bound, busy = summary.bound_time_fraction, summary.gpu_busy_fraction
+    if not summary.kernel_time_ms_per_step:
+        return "No device work was recorded, so there is nothing to classify."
+    place = "CPU operator" if summary.cpu_only else "device"
+    if busy is not None and busy < _BUSY_ENOUGH:
+        hedge = "" if summary.baseline_step_ms else " as profiled (the profiler itself slows the host)"
+        first = f"The GPU works {busy:.0%} of the step{hedge}: the host limits this loop, not its kernels"
+    elif busy is not None:
+        first = f"The GPU works {busy:.0%} of the step: its kernels limit this loop"
+    else:
+        first = "This ran on the CPU, so operators stand in for kernels"
+    if not roofs_known:
+        return f"{first}; the device's roofs are not known, so kernels are not classified."
+    shares = {name: getattr(bound, name) or 0.0 for name in BOUNDS}
+    name = max(shares, key=shares.__getitem__)
+    means = {
+        "memory": "memory-bound: it waits for data, not for arithmetic",
+        "compute": "compute-bound: arithmetic sets the pace",
+        "communication": "communication between ranks",
+        "copy": "copies over the host link",
+        "unknown": "of unknown cost",
+    }
+    return f"{first}; {shares[name]:.0%} of {place} time is {means[name]}."
+
+
+def _bound_fractions(groups: list[KernelGroup]) -> BoundTimeFraction:
+    total = sum(g.time_ms_per_step for g in groups)
+    if not total:
+        return BoundTimeFraction()
+    share: dict[str, float] = dict.fromkeys(BOUNDS, 0.0)
+    for group in groups:
+        share[group.bound] += group.time_ms_per_step / total
+    return BoundTimeFraction(**share)
+
+
+def _coverage(analysis: Analysis) -> Coverage:
+    rows = analysis.timeline.launches
+    total = float(rows.dur_ns.sum())
+    counted_ns = rows.dur_ns[analysis.counted].astype(np.float64)
+    own = float(counted_ns.sum())
+    costed = analysis.bounds.bound != BOUNDS.index("unknown")
+    return Coverage(
+        costed_time_fraction=float(counted_ns[costed[analysis.counted]].sum()) / own if own else None,
+        attributed_time_fraction=float(rows.dur_ns[rows.op >= 0].sum()) / total if total else None,
+        orphan_time_fraction=analysis.timeline.orphan_time_fraction,
+    )
+
+
+def _roof_fraction(groups: list[KernelGroup]) -> float | None:
+    timed = [g for g in groups if g.efficiency is not None]
+    total = sum(g.time_ms_per_step for g in timed)
+    if not total:
+        return None
+    return sum(min(g.efficiency or 0.0, 1.0) * g.time_ms_per_step for g in timed) / total
+
+
+def _mfu(analysis: Analysis, groups: list[KernelGroup], real_ms: float | None) -> float | None:
+    """Time the model's matrix work would take at its pipes' peaks, over the step time."""
+    ideal_s, seen = 0.0, False
+    for group in groups:
+        if group.family not in _MODEL_FAMILIES or not group.flops:
+            continue
+        peak = analysis.device.peak(group.pipe) if group.pipe else None
+        if peak is None:
+            return None
+        ideal_s += group.flops / peak
+        seen = True
+    return ideal_s * 1e3 / real_ms if seen and real_ms else None
+
+
+def _step_slices(analysis: Analysis) -> list[Slice]:
+    whole_ns = analysis.real_step_ns
+    if not whole_ns or analysis.timeline.cpu_only:
+        return []
+    parts = analysis.busy_ns_per_step
+    idle = max(whole_ns - sum(parts.values()), 0.0)
+    named = {
+        "compute": parts["compute"],
+        "exposed communication": parts["communication"],
+        "exposed copy": parts["copy"],
+        "idle": idle,
+    }
+    whole = sum(named.values())
+    return [Slice(name=k, time_ms_per_step=v / 1e6, fraction=v / whole) for k, v in named.items()]
+
+
+def _slices(pairs: Iterable[tuple[str, float]]) -> list[Slice]:
+    sums: dict[str, float] = defaultdict(float)
+    for name, value in pairs:
+        sums[name] += value
+    whole = sum(sums.values())
+    return [
+        Slice(name=name, time_ms_per_step=value, fraction=value / whole if whole else None)
+        for name, value in sorted(sums.items(), key=lambda item: -item[1])
+    ]
+
+
+def _bytes(group: KernelGroup) -> float | None:
+    if group.bytes_read is None or group.bytes_written is None:
+        return None
+    return group.bytes_read + group.bytes_written
+
+
+def _fraction(part: float | None, whole: float | None) -> float | None:
+    return min(part / whole, 1.0) if part is not None and whole else None
+
+
+def _total(values: Iterable[float | None]) -> float | None:
+    known = [v for v in values if v is not None]
+    return sum(known) if known else None
