@@ -43,7 +43,7 @@ def kernel_groups(analysis: Analysis) -> list[KernelGroup]:
                 module=modules[module_index] if module_index >= 0 else None,
                 phase=PHASES[phase],
                 family=costs.family(op_text or "", names[name]),
-                time_fraction=sums.time_ns[i] / total_ns if total_ns else 0.0,
+                time_fraction=float(sums.time_ns[i] / total_ns) if total_ns else 0.0,
                 **sums.of(i),
             )
         )

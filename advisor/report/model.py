@@ -110,8 +110,11 @@ class Summary(Struct, kw_only=True):
     #: The same, as the profiled trace shows it.
     gpu_busy_fraction_profiled: float | None = None
     gpu_busy_ms_per_step: float | None = None
+    #: Kernels launched by a step, their durations summed; copies and memsets are not kernels.
     kernel_time_ms_per_step: float | None = None
     kernels_per_step: float | None = None
+    #: On a run without device work: CPU operators, their own times summed.
+    operator_time_ms_per_step: float | None = None
     bound_time_fraction: BoundTimeFraction
     coverage: Coverage
     #: Time at the roof over time taken, over all costed kernels.

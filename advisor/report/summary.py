@@ -18,6 +18,8 @@ from advisor.report.model import (
     Summary,
 )
 from advisor.roofline.bound import BOUNDS
+from advisor.trace.events import KERNEL
+from advisor.trace.link import CPU_OP
 
 #: Families whose FLOPs count as the model's in the utilisation.
 _MODEL_FAMILIES = frozenset({"matmul", "attention", "convolution", "rnn"})
@@ -46,8 +48,11 @@ def summarise(analysis: Analysis, groups: list[KernelGroup]) -> Summary:
         gpu_busy_fraction=None if analysis.timeline.cpu_only else busy,
         gpu_busy_fraction_profiled=None if analysis.timeline.cpu_only else _fraction(busy_ms, profiled_ms),
         gpu_busy_ms_per_step=None if analysis.timeline.cpu_only else busy_ms,
-        kernel_time_ms_per_step=_total(g.time_ms_per_step for g in groups),
-        kernels_per_step=_total(g.calls_per_step for g in groups),
+        kernel_time_ms_per_step=_per_step(analysis, KERNEL, times=True),
+        kernels_per_step=_per_step(analysis, KERNEL, times=False),
+        operator_time_ms_per_step=_per_step(analysis, CPU_OP, times=True)
+        if analysis.timeline.cpu_only
+        else None,
         bound_time_fraction=bound,
         coverage=_coverage(analysis),
         roof_fraction=_roof_fraction(groups),
@@ -77,7 +82,7 @@ def break_down(analysis: Analysis, groups: list[KernelGroup]) -> Breakdown:
 def verdict(summary: Summary, roofs_known: bool) -> str:
     """One sentence: what limits this loop."""
     bound, busy = summary.bound_time_fraction, summary.gpu_busy_fraction
-    if not summary.kernel_time_ms_per_step:
+    if all(share is None for share in (bound.memory, bound.unknown)):
         return "No device work was recorded, so there is nothing to classify."
     place = "CPU operator" if summary.cpu_only else "device"
     if busy is not None and busy < _BUSY_ENOUGH:
@@ -99,6 +104,16 @@ def verdict(summary: Summary, roofs_known: bool) -> str:
         "unknown": "of unknown cost",
     }
     return f"{first}; {shares[name]:.0%} of {place} time is {means[name]}."
+
+
+def _per_step(analysis: Analysis, kind: int, *, times: bool) -> float | None:
+    """Launches of a kind in a steady step, or their summed time in ms; None without steps."""
+    if not analysis.step_count:
+        return None
+    rows = analysis.timeline.launches
+    chosen = analysis.counted & (rows.kind == kind)
+    total = float(rows.dur_ns[chosen].sum()) / 1e6 if times else float(chosen.sum())
+    return total / analysis.step_count
 
 
 def _bound_fractions(groups: list[KernelGroup]) -> BoundTimeFraction:
