@@ -1,0 +1,25 @@
+"""What the capture says to the user: plain lines, and warnings that can never become errors."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import warnings
+
+
+class AdvisorWarning(UserWarning):
+    """The capture could not do its work; training is unharmed."""
+
+
+def info(message: str) -> None:
+    """Print one line on stderr."""
+    with contextlib.suppress(OSError, ValueError):  # a closed stderr is no reason to stop training
+        print(f"advisor: {message}", file=sys.stderr, flush=True)
+
+
+def warn(message: str) -> None:
+    """Warn once; where the user turned warnings into errors, print instead."""
+    try:
+        warnings.warn(AdvisorWarning(f"training-advisor: {message}"), stacklevel=3)
+    except Warning:
+        info(message)

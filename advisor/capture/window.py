@@ -1,0 +1,472 @@
+"""The window: measure the plain loop, record a few steps, check that the loop is as fast as before."""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal
+
+import torch
+
+from advisor.capture import context as ctx
+from advisor.capture import cupti, notify, plan
+from advisor.capture.clock import StepClock
+from advisor.capture.output import Files, Worker
+from advisor.capture.plan import Ahead
+from advisor.capture.ranges import Instrument, ModuleRanges, OpenRanges, Phases
+from advisor.capture.session import Session, another_profiler, is_spent
+from advisor.capture.steptime import is_back, is_stable, median_ms, noise_ms, per_cycle_ms
+
+#: Un-profiled steps that the baseline keeps at most, and at least where there are as many.
+BASELINE_KEPT = 50
+BASELINE_MIN = 10
+#: Steps after the window that still feel its end (allocator, queue refilling) and are not measured.
+SETTLE_STEPS = 2
+
+
+class State(enum.Enum):
+    """What the window is doing."""
+
+    BASELINE = "measuring the plain loop"
+    RECORDING = "recording"
+    SETTLING = "letting the loop settle"
+    AFTER = "measuring the plain loop again"
+    DONE = "done"
+
+
+class Window:
+    """Records one window of a training loop and has it analysed. Call `step` at the end of each batch.
+
+    The loop is timed without a profiler first, then a few batches are recorded, then it is timed
+    again. No method raises on a fault of its own: there is one warning, everything is taken down, and
+    the loop goes on.
+
+    Args:
+        dirpath: folder for ``step_<n>/rank<r>.pt.trace.json.gz`` and the report.
+        warmup_steps: batches before the window, or ``"auto"`` to wait for a stable step time.
+        capture_steps: batches recorded and analysed; two more are spent on arming the profiler.
+        model: its modules' names go into the trace.
+        optimizers: their settings and parameter shapes go into the context block.
+        loader: its settings go into the context block.
+        device: where the model trains; by default the model's first parameter's device.
+        modules: mark each module's forward.
+        report: analyse the trace, in a process of its own.
+        cycle: batches per optimizer step; whole cycles are recorded.
+        rank: this process' rank.
+        ranks: the ranks that record; the first of them makes the report.
+        context: more entries for the context block, read when the window ends.
+        allow_repeat: record even if this process has recorded before, though leading kernels may be lost.
+
+    Raises:
+        UsageError: for a count out of range.
+
+    Example:
+        >>> from advisor.capture import Window
+        >>> with Window("runs/advisor", model=model, optimizers=[optimizer]) as window:  # doctest: +SKIP
+        ...     for batch in loader:
+        ...         with window.phase("forward"):
+        ...             loss = model(batch)
+        ...         with window.phase("backward"):
+        ...             loss.backward()
+        ...         with window.phase("optimizer"):
+        ...             optimizer.step()
+        ...         window.step()
+    """
+
+    def __init__(
+        self,
+        dirpath: str | Path = "advisor_logs",
+        *,
+        warmup_steps: int | Literal["auto"] = "auto",
+        capture_steps: int = 3,
+        model: torch.nn.Module | None = None,
+        optimizers: Sequence[Any] = (),
+        loader: Any = None,
+        device: torch.device | str | None = None,
+        modules: bool = True,
+        report: bool = True,
+        cycle: int = 1,
+        rank: int = 0,
+        ranks: Sequence[int] = (0,),
+        context: Callable[[], dict[str, Any]] | None = None,
+        allow_repeat: bool = False,
+    ) -> None:
+        plan.check_counts(warmup_steps, capture_steps)
+        self._dirpath = Path(dirpath)
+        self._warmup = plan.SHARED_WARMUP if warmup_steps == "auto" and len(ranks) > 1 else warmup_steps
+        self._cycle = max(1, cycle)
+        self._capture = plan.whole_cycles(capture_steps, self._cycle)
+        self._model = model
+        self._optimizers = tuple(optimizers)
+        self._loader = loader
+        self._device = _device_of(model) if device is None else torch.device(device)
+        self._modules = modules
+        self._report = report and rank == min(ranks)
+        self._rank = rank
+        self._ranks = tuple(ranks)
+        self._extra_context = context
+        self._instruments: list[Instrument] = []
+        self._allow_repeat = allow_repeat
+
+        self.state = State.BASELINE
+        self.ranges = OpenRanges()
+        self.phases = Phases(self.ranges)
+        self._clock = StepClock(self._device.type)
+        self._session: Session | None = None
+        self._seen = 0
+        self._first_step = 0
+        self._count = 0
+        self._settle = 0
+        self._batch: list[list[Any]] | None = None
+        self._peak_before: int | None = None
+        self._baseline_ms: list[float] = []
+        self._after: dict[str, Any] | None = None
+        self._finalized = False
+        self._warmed = 0
+        self._target = 0
+        self._reported = False
+        self._context: dict[str, Any] = {}
+        self._files: Files | None = None
+        self._worker: Worker | None = None
+
+    def __enter__(self) -> Window:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.close()
+        else:
+            self.interrupt()
+
+    @property
+    def recording(self) -> bool:
+        """Whether the profiler is on."""
+        return self.state is State.RECORDING
+
+    @property
+    def done(self) -> bool:
+        """Whether nothing is left to measure or record."""
+        return self.state is State.DONE
+
+    @property
+    def trace_path(self) -> Path | None:
+        """This rank's trace, once the worker has written it."""
+        return self._files.trace if self._worker and self._files and self._files.trace.exists() else None
+
+    @property
+    def report_path(self) -> Path | None:
+        """The report page, once the worker has written it in full."""
+        return self._files.report if self._reported and self._files and self._files.report.exists() else None
+
+    def add(self, instrument: Instrument) -> None:
+        """Have further marks set when the window opens and removed when it ends."""
+        self._instruments.append(instrument)
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Mark a phase of the step: forward, loss, backward, optimizer, input, validation, logging."""
+        self.phases.open(name)
+        try:
+            yield
+        finally:
+            self.phases.close(name)
+
+    def note_batch(self, batch: Any) -> None:
+        """Keep the shapes of the first batch that is recorded, not the batch."""
+        if self.recording and self._batch is None:
+            with self._guarded():
+                self._batch = ctx.batch_context(batch)
+
+    def cut(self) -> None:
+        """Something other than a step happened (validation, a new epoch): it is not timed as one."""
+        self._clock.cut()
+
+    def step(self, ahead: Ahead | None = None, *, global_step: int | None = None) -> None:
+        """A batch has ended.
+
+        Args:
+            ahead: what lies ahead; by default nothing is known.
+            global_step: the loop's own count of steps, for file names; by default batches are counted.
+        """
+        if self.state is State.DONE:
+            return
+        with self._guarded():
+            self._seen += 1
+            here = global_step if global_step is not None else self._seen
+            self._advance(ahead or Ahead(next_batch=self._seen), here)
+
+    def end_epoch(self) -> None:
+        """The epoch has ended: a window that is open ends with what it has."""
+        if self.state is State.DONE:
+            return
+        with self._guarded():
+            if self.recording:
+                self._finish_early()
+            self._clock.cut()
+
+    def close(self, wait_s: float = 120.0) -> None:
+        """The loop has ended: finish what is open and wait for the report.
+
+        Args:
+            wait_s: seconds to wait for it at most; it is still written afterwards.
+        """
+        with self._guarded():
+            if self.state is State.BASELINE:
+                self._give_up(
+                    f"nothing was recorded: after {self._seen} batches the loop ended, before there was room "
+                    f"for a window of {plan.LEAD_BATCHES + 1} batches or more within one epoch"
+                )
+            elif self.recording:
+                self._finish_early()
+            if self.state in (State.SETTLING, State.AFTER):
+                self._judge(final=True)
+        self._take_down()
+        if self._worker is not None and wait_s > 0:
+            with self._guarded():
+                self._await_worker(wait_s)
+
+    def interrupt(self) -> None:
+        """The loop was left by an exception: a finished recording is kept, an open one is dropped."""
+        if self.state in (State.SETTLING, State.AFTER):
+            with self._guarded():
+                self._judge(final=True)
+                if self._files is not None:
+                    notify.info(f"the recorded steps are being analysed: {self._files.folder}")
+        self._take_down()
+
+    def fail(self, error: BaseException) -> None:
+        """Something of ours went wrong: say so once and switch off."""
+        if self.state is not State.DONE:
+            self._take_down()
+            notify.warn(f"recording stopped, training goes on: {type(error).__name__}: {error}")
+
+    @contextmanager
+    def _guarded(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001  training must go on whatever happens here
+            self.fail(error)
+
+    def _advance(self, ahead: Ahead, here: int) -> None:
+        if self.state is State.RECORDING:
+            self._advance_recording(ahead)
+            return
+        self._clock.mark()
+        if self.state is State.BASELINE:
+            capture = plan.batches_to_capture(
+                ahead,
+                capture=self._capture,
+                cycle=self._cycle,
+                ready=self._is_ready(),
+                measured=self._seen - 1,
+            )
+            if capture:
+                self._open(capture, here)
+        elif self.state is State.SETTLING:
+            self._settle += 1
+            if self._settle >= SETTLE_STEPS:
+                self.state = State.AFTER
+                self._clock.clear()
+                self._clock.mark()
+        elif len(self._clock.distances_ms()) >= plan.whole_cycles(plan.AFTER_BATCHES, self._cycle):
+            self._judge(final=False)
+
+    def _is_ready(self) -> bool:
+        if self._warmup != "auto":
+            return self._seen >= self._warmup
+        return self._seen >= plan.AUTO_CAP or is_stable(per_cycle_ms(self._clock.distances_ms(), self._cycle))
+
+    def _open(self, capture: int, here: int) -> None:
+        if is_spent() and not self._allow_repeat:
+            self._take_down()
+            notify.info("this process has recorded a window before; a second one would not be exact")
+            return
+        other = another_profiler()
+        if other:
+            self._give_up(f"nothing was recorded: {other}")
+            return
+        files = Files(self._dirpath / f"step_{here}", self._rank)
+        try:
+            files.prepare()
+        except OSError as error:
+            self._give_up(f"nothing was recorded: cannot write to {files.folder} ({error}); set dirpath")
+            return
+        self._files, self._first_step, self._count, self._target = files, here, 0, plan.LEAD_BATCHES + capture
+        self._peak_before = ctx.peak_memory_bytes(self._device)
+        self._warmed = self._seen
+        self.state = State.RECORDING
+        self._session = Session()
+        self._session.start()
+        if self._modules and self._model is not None:
+            self._instruments.append(ModuleRanges(self._model, self.ranges))
+        for instrument in self._instruments:
+            instrument.install()
+        self.phases.on = True
+
+    def _advance_recording(self, ahead: Ahead) -> None:
+        self._count += 1
+        self.ranges.drain()
+        if self._count >= self._target:
+            self._finish()
+        elif ahead.left_in_epoch == 0:
+            self._finish_early()
+        elif self._session is not None:
+            self._session.step()
+
+    def _finish_early(self) -> None:
+        if self._count > plan.LEAD_BATCHES:
+            self._finish()
+        else:
+            self._give_up("nothing was recorded: the epoch ended right after the profiler had started")
+
+    def _finish(self) -> None:
+        """End the recording, write it out raw, and let go of everything that belongs to the loop."""
+        assert self._session is not None
+        assert self._files is not None
+        self._unmark()
+        self._session.stop()
+        self._baseline_ms = _settled(self._clock.distances_ms())
+        self._context = self._describe()
+        self._session.write(self._files.raw)
+        self._session.release()
+        self._forget_loop()
+        self._clock.clear()
+        self._settle = 0
+        self.state = State.SETTLING
+
+    def _describe(self) -> dict[str, Any]:
+        cycles_ms = per_cycle_ms(self._baseline_ms, self._cycle)
+        block: dict[str, Any] = {
+            "schema": ctx.SCHEMA,
+            **ctx.torch_context(self._device),
+            "rank": self._rank,
+            "global_step": self._first_step,
+            "accumulate_grad_batches": self._cycle,
+            "optimizers": ctx.known(lambda: ctx.optimizer_context(self._optimizers)),
+            "parameters": ctx.known(lambda: ctx.parameter_context(self._optimizers)),
+            "loader": ctx.known(lambda: ctx.loader_context(self._loader)),
+            "batch": self._batch,
+            "peak_memory_bytes": {
+                "before": self._peak_before,
+                "in_window": ctx.peak_memory_bytes(self._device),
+            },
+            "baseline": {
+                "step_ms": [round(value, 4) for value in self._baseline_ms],
+                "median_ms": median_ms(cycles_ms),
+                "noise_ms": noise_ms(cycles_ms),
+                "n": len(self._baseline_ms),
+            },
+            "after": None,
+            "window": {
+                "warmup_steps": self._warmed,
+                "capture_steps": self._count - plan.LEAD_BATCHES,
+                "first_step": self._first_step,
+            },
+        }
+        if self._model is not None:
+            model = self._model
+            block.update(ctx.known(lambda: ctx.module_context(model)) or {})
+        if self._extra_context is not None:
+            extra = ctx.known(self._extra_context) or {}
+            block["versions"].update(extra.pop("versions", {}))
+            block.update(extra)
+        return block
+
+    def _judge(self, *, final: bool) -> None:
+        """Compare the steps after the window with those before; detach CUPTI once more if they are slower."""
+        baseline = per_cycle_ms(self._baseline_ms, self._cycle)
+        after = per_cycle_ms(self._clock.distances_ms(), self._cycle)
+        verified = is_back(baseline, after)
+        if verified is False and not final and not self._finalized:
+            self._finalized = True
+            if cupti.finalize():
+                self._clock.clear()
+                self._settle = 0
+                self.state = State.SETTLING
+                return
+        old, new = median_ms(baseline), median_ms(after)
+        ratio = new / old if old and new else None
+        self._context["after"] = {
+            "step_ms": [round(value, 4) for value in self._clock.distances_ms()],
+            "median_ms": new,
+            "ratio": ratio,
+            "verified": verified,
+        }
+        if verified is False and ratio and self._device.type != "cpu":
+            notify.warn(
+                f"steps take {ratio - 1:.0%} longer after the recording than before it "
+                f"({new:.1f} ms, was {old:.1f} ms); restarting from a checkpoint brings the old speed back"
+            )
+        self._dispatch()
+
+    def _dispatch(self) -> None:
+        assert self._files is not None
+        self._worker = Worker(self._files)
+        self._worker.start(self._context, report=self._report, ranks=self._ranks)
+        self._take_down()
+
+    def _await_worker(self, wait_s: float) -> None:
+        assert self._worker is not None
+        worker = self._worker
+        status = worker.wait(0 if wait_s <= 0 else min(wait_s, 1.0))
+        if status is None:
+            notify.info(f"waiting for the analysis of the recorded steps (at most {wait_s:.0f} s)")
+            status = worker.wait(wait_s)
+        if status is None:
+            notify.info(f"the analysis goes on; its files will be in {worker.files.folder}")
+        elif status != 0:
+            notify.warn(f"the analysis failed: {worker.last_line()} (see {worker.files.log})")
+        self._reported = self._report and status == 0
+
+    def _give_up(self, why: str) -> None:
+        self._take_down()
+        notify.warn(why)
+
+    def _unmark(self) -> None:
+        self.phases.on = False
+        self.ranges.drain()
+        for instrument in self._instruments:
+            instrument.remove()
+
+    def _forget_loop(self) -> None:
+        self._instruments = []
+        self._model = None
+        self._optimizers = ()
+        self._loader = None
+        self._extra_context = None
+
+    def _take_down(self) -> None:
+        """Leave nothing behind: marks, profiler, references, half-written files."""
+        if self.state is State.DONE:
+            return
+        self.state = State.DONE
+        session, self._session = self._session, None
+        steps: list[Callable[[], None]] = [self._unmark, self._forget_loop, self._clock.clear]
+        if session is not None:
+            steps.append(session.close)
+        if self._files is not None and self._worker is None:
+            steps.append(self._files.discard)
+        for undo in steps:
+            try:
+                undo()
+            except Exception as error:  # noqa: BLE001  one failing part must not keep the others
+                notify.info(f"while switching off: {type(error).__name__}: {error}")
+
+
+def _settled(step_ms: list[float]) -> list[float]:
+    """The latest half of the measured steps: the first ones warm caches up, compile and autotune."""
+    keep = min(BASELINE_KEPT, max(BASELINE_MIN, math.ceil(len(step_ms) / 2)))
+    return step_ms[-keep:]
+
+
+def _device_of(model: torch.nn.Module | None) -> torch.device:
+    parameter = next(model.parameters(), None) if model is not None else None
+    if parameter is not None:
+        return parameter.device
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
