@@ -16,8 +16,9 @@ from typing import Any
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
+from advisor.report import breakdown, metrics, page, roofline_plot
 from advisor.report import format as fmt
-from advisor.report import metrics, page, roofline_plot
+from advisor.report.files import write_text
 from advisor.report.model import Report
 
 _STYLES = ("advisor.css", "table.css", "plot.css")
@@ -37,14 +38,15 @@ def render(report: Report) -> str:
         summary=report.summary,
         device=report.device,
         metrics=metrics.metrics(report),
-        bars=page.bars(report),
+        bars=breakdown.bars(report),
         plot=roofline_plot.plot(report),
         columns=page.COLUMNS,
         rows=table,
         static_rows=table[: page.STATIC_ROWS],
         hidden_groups=report.kernels[len(table) :],
-        colours=page.family_colours(report),
+        colours=breakdown.family_colours(report),
         quality=page.quality_by_level(report),
+        losses=page.losses(report),
         facts=page.environment(report),
         peaks_used=metrics.peaks_used(report),
         # The style and script are this package's own; the JSON is escaped for a script element.
@@ -61,13 +63,7 @@ def write(report: Report, path: str | os.PathLike[str]) -> None:
     Raises:
         OSError: the folder does not exist or cannot be written to.
     """
-    target = Path(path)
-    aside = target.with_name(f".{target.name}.{os.getpid()}")
-    try:
-        aside.write_text(render(report), encoding="utf-8", newline="\n")
-        aside.replace(target)
-    finally:
-        aside.unlink(missing_ok=True)
+    write_text(Path(path), render(report))
 
 
 def _environment() -> Environment:
@@ -91,6 +87,7 @@ def _environment() -> Environment:
         "shorten": fmt.shorten,
     }
     environment.filters.update(filters)
+    environment.tests["differing"] = metrics.differs
     return environment
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from advisor.report import format as fmt
-from advisor.report.model import KernelGroup, Peak, Report
+from advisor.report.model import CrossCheck, KernelGroup, Peak, Report
 
 
 @dataclass(frozen=True)
@@ -72,6 +72,11 @@ def total_bytes(group: KernelGroup) -> float | None:
     return group.bytes_read + group.bytes_written
 
 
+def differs(check: CrossCheck) -> bool:
+    """Whether another tool's figure lies more than 2 % from ours."""
+    return check.difference_fraction is not None and abs(check.difference_fraction) > 0.02
+
+
 def _per_second(amount: float, group: KernelGroup) -> float | None:
     return amount / (group.time_ms_per_step / 1e3) if group.time_ms_per_step > 0 else None
 
@@ -85,7 +90,7 @@ def _real_step(report: Report) -> Metric:
     profiled, real = summary.step_time_ms.p50, summary.baseline_step_ms
     note = "without the profiler"
     if profiled and real:
-        note += f"; profiling made it {fmt.ratio(profiled / real)} as long"
+        note += f"; profiling stretched it {fmt.ratio(profiled / real)}"
     return Metric(
         "Step time, as it really runs",
         _optional(fmt.duration(real)),
@@ -110,21 +115,19 @@ def _profiled_step(report: Report) -> Metric:
 
 def _busy(report: Report) -> Metric:
     summary = report.summary
-    label = "CPU operators busy" if summary.cpu_only else "GPU busy"
     if fmt.known(summary.baseline_step_ms):
         note = "of the real step"
         if fmt.known(summary.gpu_busy_fraction_profiled):
             note += f"; {fmt.percent(summary.gpu_busy_fraction_profiled)} in the profiled trace"
     else:
         note = "of the profiled step: a lower bound, since profiling slows the host"
-    return Metric(
-        label, _optional(fmt.percent(summary.gpu_busy_fraction)), note, "capture at least one whole step"
-    )
+    remedy = "train on a GPU" if summary.cpu_only else "capture at least one whole step"
+    return Metric("GPU busy", _optional(fmt.percent(summary.gpu_busy_fraction)), note, remedy)
 
 
 def _mfu(report: Report) -> Metric:
     roofs = [peak for peak in peaks_used(report) if peak.pipe.startswith("tensor_")] or peaks_used(report)
-    against = ", ".join(f"{fmt.pipe(peak.pipe)} {fmt.flops_per_s(peak.flops_per_s)}" for peak in roofs[:2])
+    against = ", ".join(f"{fmt.flops_per_s(peak.flops_per_s)} {fmt.pipe(peak.pipe)}" for peak in roofs[:2])
     return Metric(
         "Model FLOPs utilisation",
         _optional(fmt.percent(report.summary.mfu)),
@@ -169,13 +172,13 @@ def _memory(report: Report) -> Metric:
 def _kernels(report: Report) -> Metric:
     summary = report.summary
     label = "Operator time per step" if summary.cpu_only else "Kernel time per step"
-    note = "summed over streams"
-    if fmt.known(summary.kernels_per_step):
-        noun = "operators" if summary.cpu_only else "launches"
-        note = f"in {fmt.count(summary.kernels_per_step)} {noun}"
+    time_ms = summary.operator_time_ms_per_step if summary.cpu_only else summary.kernel_time_ms_per_step
+    note = "summed over threads" if summary.cpu_only else "summed over streams"
+    if not summary.cpu_only and fmt.known(summary.kernels_per_step):
+        note = f"in {fmt.count(summary.kernels_per_step)} launches"
     return Metric(
         label,
-        _optional(fmt.duration(summary.kernel_time_ms_per_step)),
+        _optional(fmt.duration(time_ms)),
         note,
         "profile with ProfilerActivity.CUDA; the trace has no device activity",
     )

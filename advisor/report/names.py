@@ -8,6 +8,8 @@ from advisor.report import format as fmt
 
 #: Launchers that run whatever functor they are given.
 _GENERIC = re.compile(r"elementwise|reduce|index|gather|scatter|multi_tensor|foreach|^Kernel2?$", re.I)
+#: Launchers whose own name says nothing at all.
+_NAMELESS = ("Kernel", "Kernel2")
 _TELLING = re.compile(r"\w*(?:[Ff]unctor|_kernel_cuda|KernelImpl|Ops)\w*|cutlass_\w+|\w+_kernel\w*")
 #: Wrappers that stand around the functor which does the work.
 _WRAPPERS = ("AUnaryFunctor", "BUnaryFunctor", "BinaryFunctor", "gpu_kernel_impl")
@@ -29,7 +31,7 @@ def short_name(name: str, width: int = 64) -> str:
     if not re.fullmatch(r"[\w.~]+", own):
         return fmt.shorten(whole, width)
     if _GENERIC.search(own) and (functor := _functor(arguments, own)):
-        own = f"{own} · {functor}"
+        own = functor if own in _NAMELESS else f"{own} · {functor}"
     return fmt.shorten(own, width)
 
 

@@ -9,7 +9,8 @@ from typing import Any
 
 from advisor.report import format as fmt
 from advisor.report import metrics
-from advisor.report.model import KernelGroup, Report, Slice
+from advisor.report.breakdown import family_colours
+from advisor.report.model import KernelGroup, Loss, Quality, Report
 from advisor.report.names import short_name
 
 #: Rows in the page before any script runs.
@@ -18,8 +19,6 @@ STATIC_ROWS = 50
 MAX_ROWS = 1500
 #: Characters that full kernel names may take in the page, shared among the distinct names.
 _NAME_BUDGET = 250_000
-#: Colours of the categorical palette in advisor.css; the last one is for all the rest.
-_COLOURS = 8
 _LEVELS = ("error", "warning", "info")
 
 
@@ -67,35 +66,6 @@ class Row:
     colour: int
 
 
-@dataclass(frozen=True)
-class Segment:
-    """A part of a stacked bar; `style` names its colour class."""
-
-    name: str
-    time: str
-    share: str
-    width_percent: float
-    style: str
-
-
-@dataclass(frozen=True)
-class Bar:
-    """A stacked bar with what it adds up to."""
-
-    title: str
-    whole: str
-    segments: list[Segment]
-
-
-def family_colours(report: Report) -> dict[str, int]:
-    """A colour number for each family of operators, the busiest first; rare ones share the last."""
-    times: dict[str, float] = {part.name: part.time_ms_per_step for part in report.breakdown.family}
-    for group in report.kernels:
-        times.setdefault(group.family, 0.0)
-    ranked = sorted(times, key=lambda name: (-times[name], name))
-    return {name: min(place, _COLOURS - 1) for place, name in enumerate(ranked)}
-
-
 def rows(report: Report) -> list[Row]:
     """The kernel groups, at most `MAX_ROWS`, in the report's order."""
     shown = report.kernels[:MAX_ROWS]
@@ -109,7 +79,7 @@ def _row(group: KernelGroup, name_width: int, colour: int) -> Row:
     moved = metrics.total_bytes(group)
     op, module = fmt.one_line(group.op or ""), fmt.one_line(group.module or "")
     flags = ", ".join(group.flags)
-    short = short_name(group.name, 48)
+    short = short_name(group.name, 36)
     return Row(
         name=fmt.shorten(fmt.one_line(group.name), name_width),
         family=fmt.shorten(group.family, 40),
@@ -181,59 +151,6 @@ def script_json(value: Any) -> str:
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
-def bars(report: Report) -> list[Bar]:
-    """The stacked bars of where the step goes; those without a figure are left out."""
-    colours = family_colours(report)
-    phases = {part.name: f"p{min(i, _COLOURS - 1)}" for i, part in enumerate(report.breakdown.phase)}
-    bounds = [
-        Slice(
-            name=name,
-            time_ms_per_step=fraction * (report.summary.kernel_time_ms_per_step or 0.0),
-            fraction=fraction,
-        )
-        for name in report.summary.bound_time_fraction.__struct_fields__
-        if (fraction := getattr(report.summary.bound_time_fraction, name))
-    ]
-    device = "operator time" if report.summary.cpu_only else "device time"
-    return [
-        bar
-        for bar in (
-            _bar("The step", "wall time of a profiled step", report.breakdown.step, _step_style),
-            _bar("By bound", device, bounds, lambda name: f"b-{name}"),
-            _bar("By phase", device, report.breakdown.phase, lambda name: phases[name]),
-            _bar("By family", device, report.breakdown.family, lambda name: f"c{colours[name]}"),
-        )
-        if bar.segments
-    ]
-
-
-def _bar(title: str, whole: str, parts: list[Slice], style: Any) -> Bar:
-    total = sum(part.time_ms_per_step for part in parts)
-    segments = []
-    for part in parts:
-        share = (
-            part.fraction if part.fraction is not None else part.time_ms_per_step / total if total else 0.0
-        )
-        if part.time_ms_per_step > 0 or share > 0:
-            segments.append(
-                Segment(
-                    part.name,
-                    fmt.duration(part.time_ms_per_step) if part.time_ms_per_step else "",
-                    fmt.percent(share),
-                    round(100 * share, 3),
-                    style(part.name),
-                )
-            )
-    return Bar(title, f"{fmt.duration(total)} {whole}" if total else whole, segments)
-
-
-def _step_style(name: str) -> str:
-    for word in ("idle", "communication", "copy"):
-        if word in name:
-            return f"s-{word}"
-    return "s-compute"
-
-
 def environment(report: Report) -> list[tuple[str, str]]:
     """The context block as (dotted key, text); long lists by their length."""
     return list(_flatten("", report.environment))
@@ -263,7 +180,14 @@ def _scalar(value: Any) -> str:
     return json.dumps(value) if isinstance(value, (dict, list)) else str(value)
 
 
-def quality_by_level(report: Report) -> list[Any]:
+def losses(report: Report) -> list[tuple[str, Loss]]:
+    """What could not be read, by file; without what a remark on data quality says already."""
+    told = {remark.code for remark in report.data_quality}
+    files = report.trace.files or [report.trace]
+    return [(file.path, loss) for file in files for loss in file.losses if f"read.{loss.kind}" not in told]
+
+
+def quality_by_level(report: Report) -> list[Quality]:
     """Data-quality remarks, the worst first, otherwise in the report's order."""
     rank = {level: place for place, level in enumerate(_LEVELS)}
     return sorted(report.data_quality, key=lambda remark: rank.get(remark.level, len(rank)))

@@ -14,7 +14,9 @@ LEFT, RIGHT, TOP, BOTTOM = 84.0, 24.0, 28.0, 52.0
 #: Smaller groups are counted below the plot and not drawn; each dot costs the page some 300 bytes.
 MAX_DOTS = 250
 _LARGEST_RADIUS, _SMALLEST_RADIUS = 24.0, 3.0
-_LABEL_HEIGHT = 15.0
+_LABEL_HEIGHT, _LABEL_WIDTH = 15.0, 190.0
+#: Room beyond the outermost point or roof, as a factor.
+_MARGIN = 2.2
 
 
 @dataclass(frozen=True)
@@ -32,7 +34,9 @@ class Roof:
     x: float
     y: float
     label: str
+    label_x: float
     label_y: float
+    anchor: str
     ridge_label: str
 
 
@@ -79,12 +83,12 @@ class Plot:
 
 @dataclass(frozen=True)
 class _Axes:
-    """Decades of log10 that the plot spans."""
+    """What the plot spans, as log10 of FLOP/byte and of FLOP/s."""
 
-    x0: int
-    x1: int
-    y0: int
-    y1: int
+    x0: float
+    x1: float
+    y0: float
+    y1: float
 
     def x(self, intensity: float) -> float:
         share = (math.log10(intensity) - self.x0) / (self.x1 - self.x0)
@@ -118,8 +122,8 @@ def plot(report: Report) -> Plot:
         dots=dots,
         roofs=_roofs(axes, peaks, bandwidth),
         slope=slope,
-        x_ticks=[Tick(axes.x(10.0**e), fmt.decade(e)) for e in range(axes.x0, axes.x1 + 1)],
-        y_ticks=[Tick(axes.y(10.0**e), fmt.decade(e, "FLOP/s")) for e in range(axes.y0, axes.y1 + 1)],
+        x_ticks=[Tick(axes.x(10.0**e), fmt.decade(e)) for e in _decades(axes.x0, axes.x1)],
+        y_ticks=[Tick(axes.y(10.0**e), fmt.decade(e, "FLOP/s")) for e in _decades(axes.y0, axes.y1)],
         attainable=attainable,
         shown_fraction=sum(group.time_fraction for _, group, _ in drawn),
         without_flops=without_flops,
@@ -141,9 +145,13 @@ def _axes(points: list[tuple[float, float]], peaks: list[Peak]) -> _Axes:
         peak.ridge_flops_per_byte for peak in peaks if peak.ridge_flops_per_byte > 0
     ]
     ys = [y for _, y in points] + [peak.flops_per_s for peak in peaks]
-    x0, x1 = math.floor(math.log10(min(xs))), math.ceil(math.log10(max(xs) * 1.3))
-    y0, y1 = math.floor(math.log10(min(ys))), math.ceil(math.log10(max(ys) * 1.15))
-    return _Axes(x0, max(x1, x0 + 1), y0, max(y1, y0 + 1))
+    x0, x1 = math.log10(min(xs) / _MARGIN), math.log10(max(xs) * _MARGIN)
+    y0, y1 = math.log10(min(ys) / _MARGIN), math.log10(max(ys) * _MARGIN)
+    return _Axes(x0, x1, y0, y1)
+
+
+def _decades(low: float, high: float) -> range:
+    return range(math.ceil(low), math.floor(high) + 1)
 
 
 def _radius(share_of_longest: float) -> float:
@@ -178,13 +186,18 @@ def _roofs(axes: _Axes, peaks: list[Peak], bandwidth: float | None) -> list[Roof
         names = ", ".join(fmt.pipe(peak.pipe) for peak in by_rate[rate])
         ridge = rate / bandwidth if bandwidth else None
         y = axes.y(rate)
-        label_y = max(y - 6, roofs[-1].label_y + _LABEL_HEIGHT) if roofs else y - 6
+        # Above the highest roof, below the others, where the slope does not cross the label.
+        label_y = max(y + 16, roofs[-1].label_y + _LABEL_HEIGHT) if roofs else y - 6
+        x = axes.x(ridge) if ridge else LEFT
+        crowded = x > WIDTH - RIGHT - _LABEL_WIDTH
         roofs.append(
             Roof(
-                axes.x(ridge) if ridge else LEFT,
+                x,
                 y,
                 f"{names} {fmt.flops_per_s(rate)}",
+                WIDTH - RIGHT if crowded else x + 8,
                 label_y,
+                "end" if crowded else "start",
                 f"ridge {fmt.number(ridge)}" if ridge else "",
             )
         )

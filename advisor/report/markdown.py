@@ -1,0 +1,208 @@
+"""The report as GitHub-flavoured Markdown, for pull requests and CI summaries.
+
+Names from a trace go into code spans, prose is escaped, so that neither can add markup, break a
+table, mention a person or make a link.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+
+from advisor.report import breakdown, metrics
+from advisor.report import format as fmt
+from advisor.report.model import Finding, Report
+from advisor.report.names import short_name
+
+#: Kernel groups listed; the page and the JSON have them all.
+TOP_KERNELS = 15
+_SPECIAL = re.compile(r"([\\`*_{}\[\]()#+!|~$])")
+_PLAIN_CODE = re.compile(r"[^`|\\<&]+")
+_ENTITY = re.compile(r"[^\w .:,/()=-]")
+
+
+def render(report: Report) -> str:
+    """The report as Markdown, the long parts folded."""
+    return "\n".join(_lines(fmt.printable(report))) + "\n"
+
+
+def prose(text: str, width: int = 600) -> str:
+    """Text that Markdown shows as it stands, on one line."""
+    line = fmt.shorten(fmt.one_line(text), width)
+    line = line.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    # A word joiner keeps "@name" from mentioning anyone; an escaped slash keeps addresses from linking.
+    line = _SPECIAL.sub(r"\\\1", line).replace("@", "@\u2060").replace("://", ":\\//")
+    return re.sub(r"(?i)\bwww\.", lambda match: match.group()[:-1] + "\\.", line)
+
+
+def code(text: str, width: int = 80) -> str:
+    """Text as a code span that holds in a table cell too."""
+    line = fmt.shorten(fmt.one_line(text), width)
+    if not line:
+        return fmt.MISSING
+    if _PLAIN_CODE.fullmatch(line):
+        return f"`{line}`"
+    return f"<code>{_ENTITY.sub(lambda match: f'&#{ord(match.group())};', line).replace('_', '&#95;')}</code>"
+
+
+def _lines(report: Report) -> Iterator[str]:
+    yield f"### {prose(report.summary.verdict)}"
+    yield ""
+    yield from _doubts(report)
+    yield from _table(("", "", ""), [_metric(metric) for metric in metrics.metrics(report)])
+    for finding in report.findings:
+        yield from _finding(finding)
+    yield from _folded("Where the step goes", _bars(report))
+    if report.kernels:
+        yield from _folded(f"Top kernels of {len(report.kernels):,} groups", _kernels(report))
+    if len(report.ranks) > 1:
+        yield from _folded(f"{len(report.ranks)} ranks", _ranks(report))
+    if report.cross_checks:
+        yield from _folded("Checked against other tools", _cross_checks(report))
+    yield from _folded("Data quality and roofs", _quality(report))
+    origin = f"{prose(report.device.name, 80)} · {code(report.trace.path)}"
+    yield f"<sub>training-advisor {prose(report.tool_version)} · {origin}</sub>"
+
+
+def _doubts(report: Report) -> Iterator[str]:
+    doubts = [remark for remark in report.data_quality if remark.level != "info"]
+    for remark in doubts:
+        yield f"> **{prose(remark.level, 20)}** {prose(remark.message)}\\"
+    if doubts:
+        yield "> Read the figures with this in mind."
+        yield ""
+
+
+def _metric(metric: metrics.Metric) -> tuple[str, str, str]:
+    if metric.value:
+        return prose(metric.label), f"**{prose(metric.value)}**", prose(metric.note)
+    return prose(metric.label), f"*{fmt.NOT_MEASURED}*", f"to get it: {prose(metric.remedy)}"
+
+
+def _finding(finding: Finding) -> Iterator[str]:
+    saving = f"saving {fmt.NOT_MEASURED}"
+    if finding.saving_ms:
+        low, likely, high = (
+            fmt.duration(value)
+            for value in (finding.saving_ms.low, finding.saving_ms.likely, finding.saving_ms.high)
+        )
+        saving = f"saves {likely} a step, between {low} and {high}"
+    yield f"**{prose(finding.title)}**: {saving}, {prose(finding.confidence, 40)}"
+    yield ""
+    for line in finding.evidence[:5]:
+        yield f"- {prose(line)}"
+    if finding.fix:
+        runs = re.findall("`+", finding.fix)
+        fence = "`" * max(3, 1 + max(map(len, runs), default=0))
+        yield ""
+        yield f"{fence}python"
+        yield from fmt.shorten(finding.fix, 4000).split("\n")
+        yield fence
+    if finding.risk:
+        yield f"Risk: {prose(finding.risk)}"
+    yield ""
+
+
+def _bars(report: Report) -> Iterator[str]:
+    for bar in breakdown.bars(report):
+        parts = ", ".join(f"{prose(part.name, 40)} {part.share}" for part in bar.segments)
+        yield f"- **{bar.title}**, {prose(bar.whole)}: {parts}"
+
+
+def _kernels(report: Report) -> Iterator[str]:
+    groups = sorted(report.kernels, key=lambda group: -group.time_ms_per_step)
+    yield from _table(
+        ("Kernel", "Op", "Module", "Phase", "Time, ms", "Share", "FLOP/byte", "Bound", "Efficiency"),
+        [
+            (
+                code(short_name(group.name)),
+                code(group.op or ""),
+                code(group.module or ""),
+                prose(group.phase, 40),
+                fmt.milliseconds(group.time_ms_per_step),
+                fmt.percent(group.time_fraction),
+                fmt.number(group.intensity),
+                prose(group.bound, 40),
+                fmt.percent(group.efficiency),
+            )
+            for group in groups[:TOP_KERNELS]
+        ],
+        numbers=(4, 5, 6, 8),
+    )
+
+
+def _ranks(report: Report) -> Iterator[str]:
+    yield from _table(
+        ("Rank", "Device", "Step", "Busy", "Kernel time", "Communication", "of it exposed"),
+        [
+            (
+                "unknown" if rank.rank is None else str(rank.rank),
+                prose(rank.device, 40),
+                fmt.duration(rank.step_time_ms),
+                fmt.percent(rank.gpu_busy_fraction),
+                fmt.duration(rank.kernel_time_ms_per_step),
+                fmt.duration(rank.communication_ms_per_step),
+                fmt.duration(rank.exposed_communication_ms_per_step),
+            )
+            for rank in report.ranks
+        ],
+        numbers=(2, 3, 4, 5, 6),
+    )
+
+
+def _cross_checks(report: Report) -> Iterator[str]:
+    yield from _table(
+        ("Figure", "Tool", "Unit", "Here", "There", "Difference"),
+        [
+            (
+                prose(check.figure, 80),
+                prose(check.tool, 60),
+                prose(check.unit, 20),
+                fmt.number(check.ours),
+                fmt.number(check.theirs),
+                fmt.percent(check.difference_fraction) + (" **differs**" if metrics.differs(check) else ""),
+            )
+            for check in report.cross_checks
+        ],
+        numbers=(3, 4, 5),
+    )
+
+
+def _quality(report: Report) -> Iterator[str]:
+    coverage = report.summary.coverage
+    yield f"- Device time with a cost: {fmt.percent(coverage.costed_time_fraction)}"
+    yield f"- Device time joined to its operator: {fmt.percent(coverage.attributed_time_fraction)}"
+    yield f"- Device time of orphans: {fmt.percent(coverage.orphan_time_fraction)}"
+    for remark in report.data_quality:
+        yield f"- {prose(remark.level, 20)}: {prose(remark.message)}"
+    for peak in metrics.peaks_used(report):
+        yield (
+            f"- {prose(fmt.pipe(peak.pipe))} {fmt.flops_per_s(peak.flops_per_s)}, "
+            f"ridge {fmt.intensity(peak.ridge_flops_per_byte)} ({prose(peak.source, 200)})"
+        )
+    if report.device.bandwidth_bytes_per_s:
+        yield (
+            f"- memory {fmt.bytes_per_s(report.device.bandwidth_bytes_per_s)} "
+            f"({prose(report.device.bandwidth_source, 200)})"
+        )
+
+
+def _folded(title: str, lines: Iterator[str]) -> Iterator[str]:
+    content = list(lines)
+    if content:
+        yield f"<details><summary>{title}</summary>"
+        yield ""
+        yield from content
+        yield ""
+        yield "</details>"
+        yield ""
+
+
+def _table(
+    headings: Sequence[str], rows: Sequence[Sequence[str]], numbers: Sequence[int] = ()
+) -> Iterator[str]:
+    yield f"| {' | '.join(headings)} |"
+    yield "|" + "|".join("---:" if place in numbers else "---" for place in range(len(headings))) + "|"
+    for row in rows:
+        yield f"| {' | '.join(row)} |"
+    yield ""

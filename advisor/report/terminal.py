@@ -1,0 +1,146 @@
+"""The report on a terminal: what matters of it, on about one screen.
+
+Everything is built as `rich.text.Text`, never as markup, so that no name in a trace can colour a
+line, set a link or move the cursor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from advisor.report import breakdown, metrics
+from advisor.report import format as fmt
+from advisor.report.model import Report
+from advisor.report.names import short_name
+
+#: Kernel groups listed; the page has them all.
+TOP_KERNELS = 15
+_PARTS = 6
+_BAR_WIDTH = 10
+_WIDE = 110
+_LEVEL_STYLES = {"error": "bold red", "warning": "yellow"}
+_BOUND_STYLES = {"memory": "blue", "compute": "dark_orange", "communication": "magenta", "copy": "cyan"}
+_SHORT = {"communication": "comm."}
+_TO_ASCII = str.maketrans({"—": "-", "…": "~", "×": "x", "µ": "u", "·": ".", "−": "-", "━": "#"})
+
+
+def render(report: Report, console: Console) -> None:
+    """Print the verdict, headline figures, findings, where the step goes, top kernels and data quality."""
+    view = _View(fmt.printable(report), console)
+    for block in view.blocks():
+        console.print()
+        console.print(block)
+
+
+class _View:
+    """The parts of one report, fit for one console."""
+
+    def __init__(self, report: Report, console: Console) -> None:
+        self._report = report
+        self._wide = console.width >= _WIDE
+        self._ascii = console.options.ascii_only
+
+    def blocks(self) -> Iterator[RenderableType]:
+        yield self._text(fmt.shorten(self._report.summary.verdict, 500), "bold")
+        yield self._metrics()
+        if self._report.findings:
+            yield self._findings()
+        if bars := breakdown.bars(self._report):
+            yield self._bars(bars)
+        if self._report.kernels:
+            yield self._kernels()
+        if self._report.data_quality:
+            yield self._quality()
+
+    def _text(self, value: str, style: str = "") -> Text:
+        line = fmt.one_line(value)
+        if self._ascii:
+            line = line.translate(_TO_ASCII).encode("ascii", "replace").decode()
+        return Text(line, style)
+
+    def _metrics(self) -> Table:
+        table = Table.grid(padding=(0, 2))
+        table.add_column(no_wrap=True)
+        table.add_column(no_wrap=True)
+        table.add_column(ratio=1)
+        for metric in metrics.metrics(self._report):
+            label = self._text(metric.label, "dim")
+            if metric.value:
+                table.add_row(label, self._text(metric.value, "bold"), self._text(metric.note, "dim"))
+            else:
+                table.add_row(label, self._text(fmt.NOT_MEASURED, "italic"), self._text(metric.remedy, "dim"))
+        return table
+
+    def _findings(self) -> Table:
+        table = Table.grid(padding=(0, 2))
+        table.add_column(no_wrap=True, justify="right")
+        table.add_column(ratio=1)
+        for finding in self._report.findings:
+            saving = f"−{fmt.duration(finding.saving_ms.likely)}" if finding.saving_ms else fmt.MISSING
+            title = f"{fmt.shorten(finding.title, 200)} ({fmt.shorten(finding.confidence, 20)})"
+            table.add_row(self._text(saving, "bold green"), self._text(title))
+        return table
+
+    def _bars(self, bars: list[breakdown.Bar]) -> Table:
+        table = Table.grid(padding=(0, 3, 1, 0), expand=True)
+        table.add_column(ratio=1)
+        table.add_column(ratio=1)
+        cells = [self._bar(bar) for bar in bars]
+        for left in range(0, len(cells), 2):
+            table.add_row(*cells[left : left + 2])
+        return table
+
+    def _bar(self, bar: breakdown.Bar) -> Group:
+        table = Table.grid(padding=(0, 1), expand=True)
+        table.add_column(no_wrap=True, overflow="ellipsis", ratio=1)
+        table.add_column(no_wrap=True, justify="right", width=6)
+        table.add_column(no_wrap=True, width=_BAR_WIDTH)
+        for part in sorted(bar.segments, key=lambda part: -part.fraction)[:_PARTS]:
+            length = round(min(max(part.fraction, 0.0), 1.0) * _BAR_WIDTH)
+            style = _BOUND_STYLES.get(part.name, "default")
+            table.add_row(self._text(part.name), self._text(part.share), self._text("━" * length, style))
+        rest = len(bar.segments) - _PARTS
+        more = [self._text(f"and {rest} more", "dim")] if rest > 0 else []
+        return Group(self._text(bar.title, "bold"), table, *more)
+
+    def _kernels(self) -> Table:
+        groups = sorted(self._report.kernels, key=lambda group: -group.time_ms_per_step)
+        title = self._text(f"Top {min(TOP_KERNELS, len(groups))} of {len(groups):,} kernel groups", "bold")
+        table = Table(
+            box=None, padding=(0, 1), pad_edge=False, title=title, title_justify="left", expand=True
+        )
+        table.add_column("kernel", no_wrap=True, overflow="ellipsis", ratio=3)
+        if self._wide:
+            table.add_column("op", no_wrap=True, overflow="ellipsis", ratio=2)
+            table.add_column("module", no_wrap=True, overflow="ellipsis", ratio=2)
+        table.add_column("phase", no_wrap=True, overflow="ellipsis", width=9)
+        for heading, width in (("ms", 8), ("share", 6)):
+            table.add_column(heading, justify="right", no_wrap=True, width=width)
+        table.add_column("bound", no_wrap=True, overflow="ellipsis", width=7)
+        table.add_column("eff.", justify="right", no_wrap=True, width=6)
+        for group in groups[:TOP_KERNELS]:
+            names = [short_name(group.name, 48 if self._wide else 35)]
+            if self._wide:
+                names += [group.op or fmt.MISSING, group.module or fmt.MISSING]
+            table.add_row(
+                *(self._text(fmt.shorten(name, 100)) for name in names),
+                self._text(_SHORT.get(group.phase, group.phase), "dim"),
+                self._text(fmt.milliseconds(group.time_ms_per_step), "bold"),
+                self._text(fmt.percent(group.time_fraction)),
+                self._text(_SHORT.get(group.bound, group.bound), _BOUND_STYLES.get(group.bound, "dim")),
+                self._text(fmt.percent(group.efficiency)),
+            )
+        return table
+
+    def _quality(self) -> Table:
+        table = Table.grid(padding=(0, 2))
+        table.add_column(no_wrap=True, max_width=8)
+        table.add_column(ratio=1)
+        for remark in self._report.data_quality:
+            style = _LEVEL_STYLES.get(remark.level, "dim")
+            table.add_row(self._text(remark.level, style), self._text(fmt.shorten(remark.message, 500)))
+        return table
