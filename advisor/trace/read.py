@@ -8,55 +8,19 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import msgspec
-import numpy as np
-
 from advisor.errors import InputError
 from advisor.trace.columns import build_trace
 from advisor.trace.events import Loss, Trace
+from advisor.trace.repair import describe, salvage
 from advisor.trace.sources import read_bytes
+from advisor.trace.wire import EVENTS, TRACE, UNDECODABLE, RawEvent, RawTrace, checked
 
-Raw = msgspec.Raw
-
-
-class RawEvent(msgspec.Struct, gc=False):
-    """One Chrome-trace event; what it may hold is what the traces seen so far hold."""
-
-    ph: str = ""
-    cat: str | None = None
-    name: str | int | float | None = None
-    pid: str | int | float | None = None
-    tid: str | int | float | None = None
-    ts: float | str | None = None
-    dur: float | str | None = None
-    id: str | int | float | None = None
-    args: Raw = Raw()
-
-
-class RawTrace(msgspec.Struct):
-    """A trace file: events, and the entries beside them that we use."""
-
-    traceEvents: list[RawEvent]
-    schemaVersion: Raw = Raw()
-    deviceProperties: Raw = Raw()
-    distributedInfo: Raw = Raw()
-    baseTimeNanoseconds: Raw = Raw()
-    traceName: Raw = Raw()
-    record_shapes: Raw = Raw()
-    with_stack: Raw = Raw()
-    cuda_runtime_version: Raw = Raw()
-    cuda_driver_version: Raw = Raw()
-    hip_runtime_version: Raw = Raw()
-    hip_driver_version: Raw = Raw()
-    training_advisor: Raw = Raw()
-
-
-_OBJECT = msgspec.json.Decoder(RawTrace)
-_LIST = msgspec.json.Decoder(list[RawEvent])
+_LIST = re.compile(rb"\s*\[")
 
 
 def read_trace(path: str | os.PathLike[str], *, limit_bytes: int | None = None) -> Trace:
@@ -86,32 +50,21 @@ def decode_trace(data: bytes, path: str, size_bytes: int | None, losses: list[Lo
     with _gc_paused():
         try:
             events, meta = _decode(data)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            events, meta, repaired = _repaired(data, path, error)
+        except UNDECODABLE:
+            events, meta, repaired = salvage(data)
             losses += repaired
+        if not any(event.ph for event in events):
+            raise InputError(f"{path}: not a profiler trace: it is {describe(data)}")
         del data
         return build_trace(events, meta, path, size_bytes, losses)
 
 
 def _decode(data: bytes) -> tuple[list[RawEvent], dict[str, Any]]:
-    if data.lstrip()[:1] == b"[":
-        return _LIST.decode(data), {}
-    document = _OBJECT.decode(data)
-    meta = {}
-    for key in document.__struct_fields__[1:]:
-        raw = getattr(document, key)
-        if len(bytes(raw)):
-            meta[key] = msgspec.json.decode(raw)
-    return document.traceEvents, meta
-
-
-def _repaired(data: bytes, path: str, error: Exception) -> tuple[list[RawEvent], dict[str, Any], list[Loss]]:
-    from advisor.trace.repair import salvage
-
-    events, meta, losses = salvage(data)
-    if not events:
-        raise InputError(f"{path}: not a profiler trace: {error}")
-    return events, meta, losses
+    checked(data)
+    if _LIST.match(data):
+        return EVENTS.decode(data), {}
+    document = TRACE.decode(data)
+    return document.traceEvents, document.decoded()
 
 
 @contextmanager

@@ -1,0 +1,79 @@
+"""What a Chrome-trace file holds, as typed structs: the shape that reading and repairing share."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import msgspec
+
+Raw = msgspec.Raw
+
+#: What a decoder raises on bytes that it cannot take.
+UNDECODABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+
+
+class RawEvent(msgspec.Struct, gc=False):
+    """One Chrome-trace event; what it may hold is what the traces seen so far hold."""
+
+    ph: str = ""
+    cat: str | None = None
+    name: str | int | float | bool | None = None
+    pid: str | int | float | bool | None = None
+    tid: str | int | float | bool | None = None
+    ts: float | str | None = None
+    dur: float | str | None = None
+    id: str | int | float | bool | None = None
+    args: Raw = Raw()
+
+
+class RawMeta(msgspec.Struct):
+    """The entries beside the events that are used."""
+
+    schemaVersion: Raw = Raw()
+    deviceProperties: Raw = Raw()
+    distributedInfo: Raw = Raw()
+    baseTimeNanoseconds: Raw = Raw()
+    traceName: Raw = Raw()
+    record_shapes: Raw = Raw()
+    with_stack: Raw = Raw()
+    cuda_runtime_version: Raw = Raw()
+    cuda_driver_version: Raw = Raw()
+    hip_runtime_version: Raw = Raw()
+    hip_driver_version: Raw = Raw()
+    training_advisor: Raw = Raw()
+
+    def decoded(self) -> dict[str, Any]:
+        """The entries that the file has, as plain values."""
+        raws = {key: getattr(self, key) for key in META_KEYS}
+        return {key: msgspec.json.decode(raw) for key, raw in raws.items() if memoryview(raw).nbytes}
+
+
+META_KEYS = RawMeta.__struct_fields__
+
+
+class RawTrace(RawMeta, kw_only=True):
+    """A whole trace file."""
+
+    traceEvents: list[RawEvent]
+
+
+EVENT = msgspec.json.Decoder(RawEvent)
+EVENTS = msgspec.json.Decoder(list[RawEvent])
+TRACE = msgspec.json.Decoder(RawTrace)
+
+_SURROGATE = re.compile(rb"\\(?:u[dD][89abAB]..\\u[dD][c-fC-F]..|(u[dD][89a-fA-F]..)|.)", re.DOTALL)
+
+
+def checked(text: bytes) -> bytes:
+    """The same text, once it is sure that what a decoder leaves raw will decode later.
+
+    Raises:
+        UnicodeDecodeError: bytes that are not UTF-8.
+        msgspec.DecodeError: half a surrogate pair.
+    """
+    if not text.isascii():
+        text.decode()
+    if (b"\\ud" in text or b"\\uD" in text) and any(match[1] for match in _SURROGATE.finditer(text)):
+        raise msgspec.DecodeError("half a surrogate pair")
+    return text
