@@ -21,7 +21,7 @@ from advisor.roofline.costs.model import Cost, OpCall, Tensor
 from advisor.roofline.costs.registry import cost
 
 #: ``c10::ScalarType`` as an integer, the way traces record a ``dtype`` argument.
-_SCALAR_TYPES = {
+SCALAR_TYPES = {
     0: "uint8", 1: "int8", 2: "int16", 3: "int32", 4: "int64", 5: "fp16", 6: "fp32", 7: "fp64", 8: "complex32",
     9: "complex64", 10: "complex128", 11: "bool", 15: "bf16", 23: "fp8", 24: "fp8", 25: "fp8", 26: "fp8",
 }  # fmt: skip
@@ -47,9 +47,9 @@ def cast(call: OpCall) -> Cost:
     dtype = source.dtype
     if text(call, 1):
         code = integer(call, 1)
-        if code not in _SCALAR_TYPES:
+        if code not in SCALAR_TYPES:
             raise Unknown("dtype not recorded")
-        dtype = _SCALAR_TYPES[code]
+        dtype = SCALAR_TYPES[code]
     return _move(footprint(source), source.numel * itemsize(dtype))
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 from advisor.roofline.costs import roles
 from advisor.roofline.costs.args import Unknown, broadcast, footprint, itemsize, optional, size_bytes, tensor
 from advisor.roofline.costs.model import Cost, Launch, OpCall, Tensor
-from advisor.roofline.costs.registry import cost, split
+from advisor.roofline.costs.registry import Result, cost, split
 from advisor.roofline.costs.traffic import gemm_reread
 
 
@@ -39,7 +40,9 @@ def product(
     return by_role(call.launches, main, Cost(float(batch * m * n), written, written, "vector_fp32"))
 
 
-def by_role(launches: tuple[Launch, ...], main, helper: Cost) -> tuple[Cost | None, ...]:  # type: ignore[no-untyped-def]
+def by_role(
+    launches: tuple[Launch, ...], main: Callable[[Launch], Cost], helper: Cost
+) -> tuple[Cost | None, ...]:
     """Give the product to the matrix kernels (shared, if several) and `helper` to each kernel beside them."""
     matrix = [launch for launch in launches if roles.is_matrix(launch.name)]
     if not matrix:
@@ -60,7 +63,7 @@ def _matrix(arg: Tensor, rank: int) -> Tensor:
     return arg
 
 
-def _mm(call: OpCall, first: int, added: Tensor | None = None, out_dtype: str | None = None):  # type: ignore[no-untyped-def]
+def _mm(call: OpCall, first: int, added: Tensor | None = None, out_dtype: str | None = None):
     a, b = _matrix(tensor(call, first), 2), _matrix(tensor(call, first + 1), 2)
     if a.shape[1] != b.shape[0]:
         raise Unknown("inner sizes differ")
@@ -71,24 +74,24 @@ def _mm(call: OpCall, first: int, added: Tensor | None = None, out_dtype: str | 
 
 
 @cost("aten::mm")
-def mm(call: OpCall):  # type: ignore[no-untyped-def]
+def mm(call: OpCall) -> Result:
     """``(m, k) @ (k, n)``."""
     return _mm(call, 0)
 
 
 @cost("aten::_int_mm", "aten::_int_mm_out")
-def int_mm(call: OpCall):  # type: ignore[no-untyped-def]
+def int_mm(call: OpCall) -> Result:
     """``(m, k) @ (k, n)``, int8 in, int32 out."""
     return _mm(call, 0, out_dtype="int32")
 
 
 @cost("aten::addmm", "aten::addmm_", "aten::_addmm_activation", "aten::sspaddmm")
-def addmm(call: OpCall):  # type: ignore[no-untyped-def]
+def addmm(call: OpCall) -> Result:
     """``input + (m, k) @ (k, n)``."""
     return _mm(call, 1, added=tensor(call, 0))
 
 
-def _bmm(call: OpCall, first: int, added: Tensor | None = None, summed: bool = False):  # type: ignore[no-untyped-def]
+def _bmm(call: OpCall, first: int, added: Tensor | None = None, summed: bool = False):
     a, b = _matrix(tensor(call, first), 3), _matrix(tensor(call, first + 1), 3)
     if a.shape[0] != b.shape[0] or a.shape[2] != b.shape[1]:
         raise Unknown("batch or inner sizes differ")
@@ -99,13 +102,13 @@ def _bmm(call: OpCall, first: int, added: Tensor | None = None, summed: bool = F
 
 
 @cost("aten::bmm")
-def bmm(call: OpCall):  # type: ignore[no-untyped-def]
+def bmm(call: OpCall) -> Result:
     """``(b, m, k) @ (b, k, n)``."""
     return _bmm(call, 0)
 
 
 @cost("aten::baddbmm", "aten::baddbmm_")
-def baddbmm(call: OpCall):  # type: ignore[no-untyped-def]
+def baddbmm(call: OpCall) -> Result:
     """``input + (b, m, k) @ (b, k, n)``; with ``beta = 0`` the input is not read."""
     added = tensor(call, 0)
     beta = call.concrete[3] if len(call.concrete) > 3 else ""
@@ -113,7 +116,7 @@ def baddbmm(call: OpCall):  # type: ignore[no-untyped-def]
 
 
 @cost("aten::addbmm", "aten::addbmm_")
-def addbmm(call: OpCall):  # type: ignore[no-untyped-def]
+def addbmm(call: OpCall) -> Result:
     """``input + sum over b of (b, m, k) @ (b, k, n)``."""
     return _bmm(call, 1, added=tensor(call, 0), summed=True)
 
@@ -125,7 +128,7 @@ def addbmm(call: OpCall):  # type: ignore[no-untyped-def]
     "mkl::_mkl_linear",
     "mkldnn::_linear_pointwise",
 )
-def linear(call: OpCall):  # type: ignore[no-untyped-def]
+def linear(call: OpCall) -> Result:
     """``(..., k) @ (n, k).T + bias``."""
     x, weight = tensor(call, 0), _matrix(tensor(call, 1), 2)
     n, k = weight.shape
@@ -135,7 +138,7 @@ def linear(call: OpCall):  # type: ignore[no-untyped-def]
 
 
 @cost("aten::matmul")
-def matmul(call: OpCall):  # type: ignore[no-untyped-def]
+def matmul(call: OpCall) -> Result:
     """``torch.matmul``: leading dimensions broadcast; a vector counts as one row or one column."""
     a, b = tensor(call, 0), tensor(call, 1)
     if not a.shape or not b.shape:
@@ -176,13 +179,13 @@ def outer(call: OpCall) -> Cost:
 
 
 @cost("aten::_scaled_mm")
-def scaled_mm(call: OpCall):  # type: ignore[no-untyped-def]
+def scaled_mm(call: OpCall) -> Result:
     """fp8 ``(m, k) @ (k, n)`` with scales; the result is 16-bit unless an fp8 output was asked for."""
     return _mm(call, 0, out_dtype="bf16")
 
 
 @cost("aten::_grouped_mm", "aten::_scaled_grouped_mm")
-def grouped_mm(call: OpCall):  # type: ignore[no-untyped-def]
+def grouped_mm(call: OpCall) -> Result:
     """Grouped products: 2-d by 3-d routes each row of A to one group; 3-d by 3-d is a batch.
 
     2-d by 2-d sums over rows of unknown group sizes: each group makes a full ``m x n`` result from its part of k.

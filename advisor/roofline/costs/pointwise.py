@@ -85,7 +85,7 @@ _NAMES = [
 ]
 
 
-@cost(*_NAMES, "aten::clamp_max_out")
+@cost(*_NAMES)
 def elementwise(call: OpCall) -> Cost:
     """Reads each operand once, after broadcasting; writes the result in the promoted dtype.
 
@@ -126,6 +126,16 @@ def _reject_unreadable(call: OpCall, count: int) -> None:
     given = [arg for arg in call.inputs[:count] if arg is not None]
     if len(given) != len(tensors(call, *range(count))):
         raise Unknown("an operand cannot be read")
+
+
+def elementwise_binary(call: OpCall, flops_per_element: int) -> Cost:
+    """Two tensors, broadcast against each other, to one."""
+    a, b = tensors(call, 0, 1)
+    shape, dtype = broadcast(a.shape, b.shape), promote(a, b)
+    flops = float(flops_per_element * math.prod(shape))
+    return Cost(
+        flops, footprint(a) + footprint(b), math.prod(shape) * itemsize(dtype), vector_pipe(dtype, flops)
+    )
 
 
 @cost("aten::glu")

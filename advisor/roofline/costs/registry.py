@@ -7,14 +7,16 @@ import functools
 import importlib
 import math
 import pkgutil
+import re
 from collections.abc import Callable, Sequence
 from typing import TypeAlias, TypeVar
 
 from advisor.roofline.costs import roles
 from advisor.roofline.costs.model import Cost, Launch, OpCall
 
-#: A formula gives one cost for the whole call, or one for each of the call's launches.
-Formula: TypeAlias = Callable[[OpCall], "Cost | None | tuple[Cost | None, ...]"]
+#: One cost for the whole call, or one for each of its launches; None where the trace does not say enough.
+Result: TypeAlias = "Cost | tuple[Cost | None, ...] | None"
+Formula: TypeAlias = Callable[[OpCall], Result]
 _F = TypeVar("_F", bound=Formula)
 
 _exact: dict[str, Formula] = {}
@@ -143,6 +145,29 @@ def split(whole: Cost, launches: Sequence[Launch]) -> tuple[Cost, ...]:
         )
         for count, share, does in zip(blocks, shares, does_flops, strict=True)
     )
+
+
+def assign(call: OpCall, main: Cost, *parts: tuple[str, Cost | None], whole: Cost | None = None) -> Result:
+    """Give each kernel whose name matches a part's pattern that part's cost; the others share `main`.
+
+    Args:
+        call: whose launches are costed; without launches the result is `whole`, or else `main`.
+        main: cost of what no pattern matches, shared among those kernels by `split`.
+        parts: a regular expression, searched in the kernel's name without regard to case, and the cost of
+            each kernel that it matches first.
+        whole: cost of the operator as one ideal kernel would have it.
+    """
+    if not call.launches:
+        return whole or main
+    matched = [
+        next(
+            (index for index, (pattern, _) in enumerate(parts) if re.search(pattern, launch.name, re.I)), None
+        )
+        for launch in call.launches
+    ]
+    rest = [launch for launch, index in zip(call.launches, matched, strict=True) if index is None]
+    shares = iter(split(main, rest) if rest else ())
+    return tuple(next(shares) if index is None else parts[index][1] for index in matched)
 
 
 def family(op_name: str, kernel_name: str) -> str:

@@ -1,0 +1,184 @@
+"""Fused attention, forward and backward, of every backend.
+
+Forward multiplies twice (``q k^T`` and ``p v``), backward five times (``q k^T`` again, ``dv``, ``dp``, ``dq``, ``dk``), so
+2.5 times as much (Dao, FlashAttention-2, 2023, section 3.1). A causal mask leaves half of the products, and the tiles
+on the diagonal are computed whole: an H200's counters show ``(1 + 128 / s) / 2`` of the full count for cuDNN.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from advisor.roofline.costs import roles
+from advisor.roofline.costs.args import Unknown, flag, footprint, integer, itemsize, optional, tensor, text
+from advisor.roofline.costs.model import Cost, OpCall, Tensor
+from advisor.roofline.costs.registry import Result, cost, split
+
+_TILE = 128
+_TILE_EFFICIENT = 64
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """Where an operator keeps its arguments.
+
+    Attributes:
+        heads_first: sizes are (batch, heads, tokens, dim), else (batch, tokens, heads, dim).
+        causal: position of the flag, or of ``custom_mask_type``.
+        cumulative: position of the cumulative lengths of packed sequences, or None.
+        bias: position of an additive mask, or None.
+    """
+
+    heads_first: bool
+    causal: int
+    cumulative: int | None = None
+    bias: int | None = None
+
+
+_FORWARD = {
+    "aten::_scaled_dot_product_flash_attention": _Layout(True, 4),
+    "aten::_scaled_dot_product_efficient_attention": _Layout(True, 6, bias=3),
+    "aten::_scaled_dot_product_cudnn_attention": _Layout(True, 6, bias=3),
+    "aten::_scaled_dot_product_flash_attention_for_cpu": _Layout(True, 4, bias=5),
+    "aten::_scaled_dot_product_fused_attention_overrideable": _Layout(True, 5, bias=3),
+    "aten::_flash_attention_forward": _Layout(False, 8, cumulative=3),
+    "aten::_efficient_attention_forward": _Layout(False, 9, cumulative=4, bias=3),
+    "aten::_cudnn_attention_forward": _Layout(True, 10, cumulative=4, bias=3),
+    "flash_attn::_flash_attn_forward": _Layout(False, 5),
+}
+_BACKWARD = {
+    "aten::_scaled_dot_product_flash_attention_backward": _Layout(True, 11, cumulative=6),
+    "aten::_scaled_dot_product_efficient_attention_backward": _Layout(True, 11, bias=4),
+    "aten::_scaled_dot_product_cudnn_attention_backward": _Layout(True, 14, cumulative=9, bias=8),
+    "aten::_scaled_dot_product_flash_attention_for_cpu_backward": _Layout(True, 7),
+    "aten::_flash_attention_backward": _Layout(False, 11, cumulative=6),
+    "aten::_efficient_attention_backward": _Layout(False, 14, cumulative=6, bias=4),
+    "aten::_cudnn_attention_backward": _Layout(True, 14, cumulative=9, bias=8),
+    "flash_attn::_flash_attn_backward": _Layout(False, 11),
+}
+
+
+@dataclass(frozen=True)
+class _Problem:
+    """Sizes of one call: score entries that are computed, over all batches and query heads, and the head dims."""
+
+    pairs: float
+    dim_qk: int
+    dim_v: int
+
+    @property
+    def forward_flops(self) -> float:
+        return 2.0 * self.pairs * (self.dim_qk + self.dim_v)
+
+    @property
+    def backward_flops(self) -> float:
+        return 2.0 * self.pairs * (3 * self.dim_qk + 2 * self.dim_v)
+
+
+def causal_pairs(queries: int, keys: int, tile: int) -> float:
+    """Score entries that a causal mask leaves, whole tiles on the diagonal.
+
+    With fewer queries than keys the diagonal ends in the last column (decoding); with more, rows past the last key
+    see all of it.
+    """
+    if queries > keys:
+        return causal_pairs(keys, keys, tile) + float(queries - keys) * keys
+    return min(float(queries) * keys, queries * (keys - queries / 2) + queries * tile / 2)
+
+
+def _problem(call: OpCall, layout: _Layout, q: Tensor, k: Tensor, v: Tensor) -> _Problem:
+    if layout.cumulative is not None and optional(call, layout.cumulative) is not None:
+        raise Unknown("packed sequences: their lengths are not recorded")
+    if not len(q.shape) == len(k.shape) == len(v.shape) == 4:
+        raise Unknown("not four-dimensional")
+    heads, tokens = (1, 2) if layout.heads_first else (2, 1)
+    if not (
+        q.shape[0] == k.shape[0] == v.shape[0]
+        and q.shape[3] == k.shape[3]
+        and k.shape[tokens] == v.shape[tokens]
+    ):
+        raise Unknown("sizes of q, k and v contradict each other")
+    if q.shape[heads] % k.shape[heads]:
+        raise Unknown("query heads are no multiple of key heads")
+    efficient = "efficient" in call.name
+    is_typed = (
+        "efficient_attention_forward" in call.name or call.name == "aten::_efficient_attention_backward"
+    )
+    causal = integer(call, layout.causal) > 0 if is_typed else flag(call, layout.causal)
+    queries, keys = q.shape[tokens], k.shape[tokens]
+    tile = _TILE_EFFICIENT if efficient else _TILE
+    pairs = causal_pairs(queries, keys, tile) if causal else float(queries) * keys
+    return _Problem(q.shape[0] * q.shape[heads] * pairs, q.shape[3], v.shape[3])
+
+
+def _dense(arg: Tensor) -> float:
+    return arg.numel * itemsize(arg.dtype)
+
+
+def _rows(q: Tensor) -> float:
+    """Rows of scores, one fp32 statistic each."""
+    return q.numel / q.shape[3]
+
+
+@cost(*_FORWARD)
+def forward(call: OpCall) -> Result:
+    """Reads q, k, v and a bias, writes the output and its log-sum-exp; scores never leave the chip."""
+    layout = _FORWARD[call.name]
+    q, k, v = tensor(call, 0), tensor(call, 1), tensor(call, 2)
+    problem = _problem(call, layout, q, k, v)
+    bias = optional(call, layout.bias) if layout.bias is not None else None
+    read = footprint(q) + footprint(k) + footprint(v) + (footprint(bias) if bias else 0.0)
+    output = q.numel / q.shape[3] * v.shape[3] * itemsize(q.dtype)
+    written = output + 4.0 * _rows(q)
+    main = Cost(problem.forward_flops, read, written, _pipe(call, q))
+    return _with_roles(call, main, {"sum_partials": Cost(_rows(q) * v.shape[3], output, output)}, main)
+
+
+@cost(*_BACKWARD)
+def backward(call: OpCall) -> Result:
+    """A kernel for ``sum(o * do)``, the main one, and one that rounds dq from its fp32 accumulator.
+
+    The main kernel reads q, k, v, do and two statistics a row, and reads and writes the accumulator of dq, which
+    its blocks add to. AOTriton has two main kernels, of four and of three products.
+    """
+    layout = _BACKWARD[call.name]
+    grad, q, k, v = (tensor(call, index) for index in range(4))
+    out = tensor(call, 5 if "efficient" in call.name else 4)
+    problem = _problem(call, layout, q, k, v)
+    bias = optional(call, layout.bias) if layout.bias is not None else None
+    statistics, accumulator = 8.0 * _rows(q), 4.0 * q.numel
+    inputs = sum(footprint(arg) for arg in (q, k, v, grad)) + (footprint(bias) if bias else 0.0)
+    has_rounding = any(roles.role(launch.name) == "attention_convert" for launch in call.launches)
+    extra = accumulator if has_rounding else 0.0
+    pipe = _pipe(call, q)
+    of_q, of_kv = _dense(q), _dense(k) + _dense(v)
+    main = Cost(problem.backward_flops, inputs + statistics + extra, of_kv + (extra or of_q), pipe)
+    parts = {
+        "attention_delta": Cost(2.0 * out.numel, _dense(out) + _dense(grad), statistics / 2),
+        "attention_convert": Cost(0.0, accumulator, of_q, "none"),
+        "attention_dkdv": Cost(4 / 5 * problem.backward_flops, inputs + statistics, of_kv, pipe),
+        "attention_dq": Cost(3 / 5 * problem.backward_flops, inputs + statistics, of_q, pipe),
+    }
+    whole = Cost(problem.backward_flops, inputs + _dense(out), of_q + of_kv, pipe)
+    return _with_roles(call, main, parts, whole)
+
+
+def _pipe(call: OpCall, q: Tensor) -> str:
+    if q.dtype not in ("fp16", "bf16", "fp8", "fp32"):
+        raise Unknown("no fused attention in this dtype")
+    names = " ".join(launch.name for launch in call.launches)
+    if q.dtype == "fp32" and "cutlass" in names and text(call, 0) == "":
+        return (
+            "tensor_tf32"
+            if "tf32" in names.lower() or call.settings.get("allow_tf32_matmul") is True
+            else "vector_fp32"
+        )
+    return "vector_fp32" if q.dtype == "fp32" else f"tensor_{q.dtype}"
+
+
+def _with_roles(call: OpCall, main: Cost, parts: dict[str, Cost], whole: Cost) -> Result:
+    if not call.launches:
+        return whole
+    rest = [launch for launch in call.launches if roles.role(launch.name) not in parts]
+    shares = iter(split(main, rest) if rest else ())
+    return tuple(parts.get(roles.role(launch.name)) or next(shares) for launch in call.launches)
