@@ -1,0 +1,81 @@
+"""Kernels that Inductor generates: their arguments are the inputs and the outputs, the latter last.
+
+What a kernel computes is known by its name alone (``triton_poi_fused_gelu_view_3``): FLOPs are an estimate, of each
+named operator once for every element of the largest argument. Which arguments are written is not recorded: the last
+tensor certainly is. One that is updated in place is counted as read.
+"""
+
+from __future__ import annotations
+
+import re
+
+from advisor.roofline.costs.args import Unknown, checked, footprint, itemsize, vector_pipe
+from advisor.roofline.costs.conventions import DIV, EXP
+from advisor.roofline.costs.model import Cost, OpCall, Tensor
+from advisor.roofline.costs.pointwise import FLOPS
+from advisor.roofline.costs.registry import cost
+
+#: Operators in fused names that are no plain elementwise ones; what moves or shapes data counts nothing.
+_OTHERS = {
+    "native_layer_norm_backward": 20, "native_layer_norm": 19, "native_group_norm": 19, "_softmax_backward_data": 4,
+    "_log_softmax_backward_data": 13, "_log_softmax": 14, "_softmax": 2 * EXP + DIV + 3, "native_dropout_backward": 2,
+    "native_dropout": 4, "native_batch_norm": 14, "_native_batch_norm_legit_functional": 14, "_fused_rms_norm": 4,
+    "var_mean": 4, "sum": 1, "mean": 1, "cumsum": 1, "bernoulli": 2, "rand": 2, "embedding_dense_backward": 1,
+    "convolution_backward": 1, "_unsafe_index": 0, "embedding": 0, "nll_loss_forward": 0, "nll_loss_backward": 0,
+    "prepare_softmax_online": EXP + 2, "logsumexp": EXP + 2, "amax": 0, "amin": 0, "argmax": 0, "any": 0, "all": 0,
+}  # fmt: skip
+_TABLE = {**FLOPS, **_OTHERS}
+_LONGEST_FIRST = re.compile("|".join(sorted((re.escape(name) for name in _TABLE), key=len, reverse=True)))
+
+
+def flops_per_element(name: str) -> int:
+    """FLOPs an element that the operators in a fused kernel's name amount to."""
+    fused = re.sub(r"^triton_\w+?_fused_?|_\d+$", "", name)
+    total, position = 0, 0
+    while position < len(fused):
+        found = _LONGEST_FIRST.match(fused, position)
+        ends_word = found is not None and (found.end() == len(fused) or fused[found.end()] == "_")
+        if found and ends_word:
+            total += _TABLE[found[0]]
+            position = found.end() + 1
+        else:
+            following = fused.find("_", position + 1)
+            position = len(fused) if following < 0 else following + 1
+    return total
+
+
+@cost("triton_poi_*", "triton_red_*", "triton_per_*", "triton_mix_*", "triton_spl_*", "triton_for_*")
+def fused(call: OpCall) -> Cost:
+    """Each argument's distinct elements once; overlapping work buffers included."""
+    arguments = [checked(arg) for arg in call.inputs if isinstance(arg, Tensor) and arg.shape]
+    if not arguments:
+        raise Unknown("arguments not recorded")
+    *read, written = arguments
+    largest = max(arguments, key=lambda arg: arg.numel)
+    flops = float(flops_per_element(call.name) * largest.numel)
+    return Cost(
+        flops,
+        sum(footprint(arg) for arg in read),
+        written.numel * itemsize(written.dtype),
+        "vector_fp64" if largest.dtype == "fp64" else vector_pipe("fp32", flops),
+    )
+
+
+@cost("triton_tem_*")
+def template(call: OpCall) -> Cost:
+    """A matrix product from a template: two matrices and a result whose sizes agree; epilogues are not counted."""
+    arguments = [checked(arg) for arg in call.inputs if isinstance(arg, Tensor) and len(arg.shape) >= 2]
+    if len(arguments) < 3:
+        raise Unknown("arguments not recorded")
+    a, b, out = arguments[0], arguments[1], arguments[-1]
+    m, k, n = a.shape[-2], a.shape[-1], b.shape[-1]
+    batch = a.numel // (m * k)
+    if b.shape[-2] != k or b.numel != batch * k * n or out.numel != batch * m * n:
+        raise Unknown("the template's sizes are not those of a product")
+    read = sum(footprint(arg) for arg in arguments[:-1])
+    pipe = {"fp16": "tensor_fp16", "bf16": "tensor_bf16", "fp8": "tensor_fp8", "int8": "tensor_int8"}.get(
+        a.dtype
+    )
+    if pipe is None:
+        pipe = "tensor_tf32" if call.settings.get("allow_tf32_matmul") is True else "vector_fp32"
+    return Cost(2.0 * batch * m * n * k, read, out.numel * itemsize(out.dtype), pipe)

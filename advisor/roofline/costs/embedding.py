@@ -1,0 +1,91 @@
+"""Embedding tables: rows are read where they are looked up, and gradients summed by row."""
+
+from __future__ import annotations
+
+import math
+
+from advisor.roofline.costs.args import Unknown, footprint, integer, itemsize, optional, tensor, vector_pipe
+from advisor.roofline.costs.model import Cost, OpCall
+from advisor.roofline.costs.registry import Result, assign, cost
+
+
+@cost("aten::embedding")
+def embedding(call: OpCall) -> Cost:
+    """A row for each index, no more rows than the table has."""
+    table, index = tensor(call, 0), tensor(call, 1)
+    if len(table.shape) != 2:
+        raise Unknown("not a table")
+    rows, width = table.shape
+    row = width * itemsize(table.dtype)
+    return Cost(0.0, min(rows, index.numel) * row + footprint(index), index.numel * row, "none")
+
+
+@cost("aten::embedding_dense_backward", "aten::embedding_backward")
+def embedding_backward(call: OpCall) -> Result:
+    """Sort the indices with their positions, sum the gradient's rows in segments, scatter them into the table.
+
+    The segment sums are fp32 partial rows, about as many as there are indices. Zeroing the table is a fill of its own
+    (aten/src/ATen/native/cuda/EmbeddingBackwardKernel.cu).
+    """
+    grad, index = tensor(call, 0), tensor(call, 1)
+    if grad.numel % index.numel:
+        raise Unknown("gradient and indices contradict each other")
+    rows, width = index.numel, grad.numel // index.numel
+    table_rows = integer(call, 2)
+    table = min(rows, table_rows) * width * itemsize(grad.dtype)
+    partial = rows * width * 4.0
+    pipe = vector_pipe(grad.dtype)
+    read = footprint(grad) + footprint(index)
+    whole = Cost(float(grad.numel), read, table, pipe)
+    sum_rows = Cost(float(grad.numel), read, partial, pipe)
+    scatter = Cost(float(grad.numel), partial, table, pipe)
+    pairs = 16.0 * rows
+    sort_pass = Cost(0.0, pairs, pairs, "none")
+    keys = Cost(0.0, 8.0 * rows, 8.0 * rows, "none")
+    return assign(
+        call,
+        whole,
+        (r"compute_grad_weight", sum_rows),
+        (r"sum_and_scatter", scatter),
+        (r"histogram|krn_|segment|scan|unique|compact|exclusivesum|adjacent|arange|with_index", keys),
+        (r"onesweep|radix|sort|merge", sort_pass),
+        whole=whole,
+    )
+
+
+@cost("aten::_embedding_bag", "aten::_embedding_bag_forward_only", "aten::embedding_bag")
+def bag(call: OpCall) -> Result:
+    """Rows looked up, summed by bag: an addition an element."""
+    table, index, offsets = tensor(call, 0), tensor(call, 1), tensor(call, 2)
+    row = table.shape[-1] * itemsize(table.dtype)
+    read = min(table.shape[0], index.numel) * row + footprint(index) + footprint(offsets)
+    written = offsets.numel * row + 2 * footprint(index)
+    main = Cost(float(index.numel * table.shape[-1]), read, written, vector_pipe(table.dtype))
+    keys = Cost(0.0, footprint(index), footprint(index), "none")
+    return assign(call, main, (r"fill|copy|arange|scan", keys))
+
+
+@cost("aten::_embedding_bag_dense_backward", "aten::_embedding_bag_per_sample_weights_backward")
+def bag_backward(call: OpCall) -> Result:
+    """The bag's gradient is read for each of its rows and added into the table's gradient."""
+    grad, index = tensor(call, 0), tensor(call, 1)
+    width = grad.shape[-1]
+    row = width * itemsize(grad.dtype)
+    main = Cost(
+        float(index.numel * width),
+        footprint(grad) + footprint(index),
+        index.numel * row,
+        vector_pipe(grad.dtype),
+    )
+    pairs = Cost(0.0, 16.0 * index.numel, 16.0 * index.numel, "none")
+    return assign(call, main, (r"radix|sort|scan|histogram|unique|arange|with_index", pairs))
+
+
+@cost("aten::embedding_renorm_")
+def renorm(call: OpCall) -> Cost:
+    """Reads and rescales the rows looked up."""
+    table, index = tensor(call, 0), optional(call, 1)
+    if index is None:
+        raise Unknown("indices not recorded")
+    moved = min(table.shape[0], index.numel) * math.prod(table.shape[1:]) * itemsize(table.dtype)
+    return Cost(3 * moved / itemsize(table.dtype), moved, moved, vector_pipe(table.dtype))

@@ -1,0 +1,35 @@
+"""Fast Fourier transforms: ``5 n log2 n`` FLOPs a complex transform, half of it for a real one (FFTW's benchFFT)."""
+
+from __future__ import annotations
+
+import math
+
+from advisor.roofline.costs.args import Unknown, footprint, integer, integers, itemsize, tensor
+from advisor.roofline.costs.model import Cost, OpCall
+from advisor.roofline.costs.registry import cost
+
+_COMPLEX = {"fp16": "complex32", "fp32": "complex64", "fp64": "complex128"}
+_REAL = {value: key for key, value in _COMPLEX.items()}
+
+
+@cost("aten::_fft_c2c", "aten::_fft_r2c", "aten::_fft_c2r")
+def fft(call: OpCall) -> Cost:
+    """Transforms over the listed dimensions; a real side has ``n`` elements, its complex one ``n / 2 + 1``."""
+    x, dims = tensor(call, 0), integers(call, 1)
+    shape = list(x.shape)
+    if not dims or any(not -len(shape) <= dim < len(shape) for dim in dims):
+        raise Unknown("no such dimension")
+    last = dims[-1]
+    if call.name == "aten::_fft_c2r":
+        shape[last] = integer(call, 3)
+    points = math.prod(shape[dim] for dim in dims)
+    count = math.prod(shape) / points
+    flops = 5.0 * points * math.log2(max(2, points)) * count
+    dtype = x.dtype
+    if call.name == "aten::_fft_r2c":
+        flops, dtype = flops / 2, _COMPLEX[x.dtype]
+        shape[last] = shape[last] // 2 + 1
+    elif call.name == "aten::_fft_c2r":
+        flops, dtype = flops / 2, _REAL[x.dtype]
+    pipe = "vector_fp64" if "128" in dtype or ("64" in dtype and dtype.startswith("fp")) else "vector_fp32"
+    return Cost(flops, footprint(x), math.prod(shape) * itemsize(dtype), pipe)
