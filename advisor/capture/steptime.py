@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 
@@ -51,12 +52,22 @@ def is_stable(step_ms: Sequence[float]) -> bool:
 
 
 def is_back(baseline_ms: Sequence[float], after_ms: Sequence[float]) -> bool | None:
-    """Whether steps after the window take no longer than before it, noise allowed for.
+    """Whether steps after the window are as fast as before it: at most `TOLERANCE` slower by the median.
 
     Returns:
-        None if either side has fewer than three steps.
+        False if they are slower by more than two standard errors beyond that; None if they are
+        slower, but the noise is too large to tell, or if either side has fewer than three steps.
     """
     if len(baseline_ms) < 3 or len(after_ms) < 3:
         return None
-    old, new = statistics.median(baseline_ms), statistics.median(after_ms)
-    return new <= old * (1 + TOLERANCE) + max(noise_ms(baseline_ms), noise_ms(after_ms))
+    allowed = statistics.median(baseline_ms) * (1 + TOLERANCE)
+    new = statistics.median(after_ms)
+    if new <= allowed:
+        return True
+    error = math.hypot(_median_error_ms(baseline_ms), _median_error_ms(after_ms))
+    return False if new > allowed + 2 * error else None
+
+
+def _median_error_ms(step_ms: Sequence[float]) -> float:
+    """Standard error of a median of normally spread values."""
+    return math.sqrt(math.pi / 2) * noise_ms(step_ms) / math.sqrt(len(step_ms))
