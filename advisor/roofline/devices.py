@@ -202,9 +202,9 @@ def _match(rows: Mapping[str, Row], properties: Mapping[str, Any]) -> tuple[Row 
     """The one row that fits, or the reason why there is none."""
     raw = str(properties.get("name", ""))
     name = _normalise(raw)
-    if _MIG.search(name):
-        return None, f"{raw!r} is a slice (MIG) of a device: the whole device's roofs do not hold for it"
     candidates = [row for row in rows.values() if name in _names(row) or _matches(row, name)]
+    if not candidates and _MIG.search(name):
+        return None, f"{raw!r} is a slice (MIG) of a device: the whole device's roofs do not hold for it"
     if not candidates:
         return None, f"no row of the device table matches {raw!r}"
     fitting = [row for row in candidates if _fits(row, properties)]
