@@ -67,7 +67,8 @@ def test_a_row_may_start_from_a_shipped_one(table) -> None:
 
 def test_a_slice_of_a_device_may_have_a_row_of_the_users(table) -> None:
     path = table(
-        "[device.slice]\nlike = 'h100-sxm'\nmatch = ['h100 80gb hbm3 mig 3g\\.40gb']\nmemory_gib = 40\nsms = 60\n"
+        "[device.slice]\nlike = 'h100-sxm'\nmatch = ['h100 80gb hbm3 mig 3g\\.40gb']\n"
+        "memory_gib = 40\nsms = 60\n"
     )
     device = find_device({"name": "NVIDIA H100 80GB HBM3 MIG 3g.40gb", "numSms": 60}, user_toml=path)
     assert device.matched == "slice"
