@@ -84,7 +84,7 @@ class ConvNet(pl.LightningModule):
 
 
 class Images(torch.utils.data.Dataset[tuple[Tensor, int]]):
-    """Made-up images: a pattern for each class, shifted, mirrored and noised anew at each look."""
+    """Made-up images: a pattern for each class, shifted, mirrored and noised by its index."""
 
     def __init__(self, pixels: int, count: int) -> None:
         self.count = count
