@@ -35,11 +35,12 @@ UNKNOWN, MEMORY, COMPUTE, COMMUNICATION, COPY = range(len(BOUNDS))
 #: Bits of `Bounds.flags`, lowest first.
 #: latency: too small to fill the device.
 #: inefficient: large, and far from the roof: a better kernel exists.
+#: few_blocks: far from the roof with too few thread blocks to give work to half the SMs.
 #: cached: above the memory roof as far as the last-level cache explains it.
 #: above_roof: above the roof beyond that: the cost or the roof is wrong for this launch.
 #: no_roof: has a cost, but the device's table has no figure to set it against.
 #: pageable: a copy from or to pageable host memory, staged through a buffer.
-FLAGS = ("latency", "inefficient", "cached", "above_roof", "no_roof", "pageable")
+FLAGS = ("latency", "inefficient", "few_blocks", "cached", "above_roof", "no_roof", "pageable")
 
 #: Below this time at the roof a kernel is all ramp-up and drain. Measured with hardware counters over 166
 #: kernels on an H200: none below 4 µs at the roof reaches a quarter of it, those of 6 to 7 µs reach half.
@@ -194,7 +195,7 @@ def classify_many(
     few_blocks = np.zeros(n, bool)
     if grid_blocks is not None and device.sms:
         few_blocks = (grid_blocks > 0) & (grid_blocks < device.sms / 2)
-    latency = roofed & far & (few_blocks | ((roof_ns < LATENCY_ROOF_NS) & (taken < LARGE_NS)))
+    latency = roofed & far & (roof_ns < LATENCY_ROOF_NS) & (few_blocks | (taken < LARGE_NS))
     above = roofed & (efficiency > _SLACK)
     cache_bytes = device.llc_bytes or device.l2_bytes or 0
     # What was just written can lie in the cache, and so can what is about to be evicted: both ways.
@@ -203,6 +204,7 @@ def classify_many(
     named = {
         "latency": latency,
         "inefficient": roofed & far & ~latency & (taken >= LARGE_NS),
+        "few_blocks": roofed & far & few_blocks,
         "cached": cached,
         "above_roof": above & ~cached,
         "no_roof": costed & ~roofed,

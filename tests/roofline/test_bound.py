@@ -119,8 +119,9 @@ def test_small_and_slow_is_latency_and_large_and_slow_is_inefficient() -> None:
     assert kernel(0, 60e6, 100).flags == ()
 
 
-def test_too_few_blocks_for_the_device_is_latency_too() -> None:
-    assert kernel(0, 10e6, 100, grid_blocks=16).flags == ("latency",)
+def test_too_few_blocks_for_the_device_are_told_and_excuse_small_work_only() -> None:
+    assert kernel(0, 10e6, 100, grid_blocks=16).flags == ("inefficient", "few_blocks")
+    assert kernel(0, 1e6, 100, grid_blocks=16).flags == ("latency", "few_blocks")
     assert kernel(0, 10e6, 100, grid_blocks=64).flags == ("inefficient",)
     assert kernel(0, 90e6, 100, grid_blocks=16).flags == ()
 
