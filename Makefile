@@ -25,8 +25,11 @@ help:  ## List the targets
 demo: $(DEMO_STAMP)  ## Train two small models here and report on them
 	$(BIN)/advisor demo $(DEMO_ARGS)
 
+# The workers are the parallelism: more threads in each would only get in one another's way.
+test: export OMP_NUM_THREADS ?= 1
+test: export TRITON_INTERPRET = 1
 test: lint  ## Lint, check types and walls, run the tests
-	TRITON_INTERPRET=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -m 'not gpu' $(PYTEST_ARGS)
+	$(BIN)/pytest -n $(WORKERS) --dist loadgroup -m 'not gpu' $(PYTEST_ARGS)
 
 lint: $(TEST_STAMP)  ## Style, format, types, import walls
 	$(BIN)/ruff check .

@@ -83,8 +83,8 @@ def _train(name: str, folder: Path, steps: int | None) -> dict:
     from advisor.errors import AdvisorError
 
     command = [sys.executable, "-m", "advisor.demo", name, str(folder), *([str(steps)] if steps else [])]
-    # The profiler's own chatter starts below this level.
-    env = {"KINETO_LOG_LEVEL": "5", **os.environ}
+    # The profiler's own chatter lies below this level.
+    env = {"KINETO_LOG_LEVEL": "6", **os.environ}
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=env)
     if done.returncode:
         raise AdvisorError(f"no report came of the {name} loop in {folder}: the lines above say why")

@@ -1,0 +1,64 @@
+"""`advisor demo` trains, reports and says where, or says in one line why it cannot."""
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from advisor.cli.demo import command
+from advisor.errors import AdvisorError, MissingExtraError
+
+
+def demo(*args: str | Path) -> subprocess.CompletedProcess[str]:
+    line = [sys.executable, "-m", "advisor.cli", "demo", "--no-open", *map(str, args)]
+    return subprocess.run(line, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize("missing", [{"torch"}, {"pytorch_lightning", "lightning"}], ids=str)
+def test_a_missing_package_is_one_line_that_names_the_extra(
+    missing: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name in missing else real(name))
+    with pytest.raises(MissingExtraError, match=r"pip install 'training-advisor\[lightning\]'"):
+        command.main(["--no-open"], standalone_mode=False)
+
+
+def test_a_loop_that_dies_is_named_with_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    with pytest.raises(AdvisorError, match=rf"gpt loop in {tmp_path}"):
+        command.main(["--model", "gpt", "--no-open", "-o", str(tmp_path)], standalone_mode=False)
+
+
+@pytest.mark.parametrize("args", [["--steps", "3"], ["--model", "mlp"]], ids=" ".join)
+def test_an_impossible_option_is_a_usage_error(args: list[str]) -> None:
+    assert CliRunner().invoke(command, args).exit_code == click.UsageError.exit_code
+
+
+@pytest.mark.slow
+def test_it_prints_the_verdict_and_the_page_of_the_gpt(tmp_path: Path) -> None:
+    done = demo("--model", "gpt", "--steps", "20", "-o", tmp_path)
+    assert done.returncode == 0, done.stderr
+    (page,) = tmp_path.rglob("report.html")
+    report = json.loads(page.with_suffix(".json").read_text())
+    assert f"report: {page}" in done.stdout
+    assert report["summary"]["verdict"] in done.stdout
+    assert "Traceback" not in done.stderr
+    # Attention written out shows up as what it is: matrix products over a softmax.
+    assert {"aten::bmm", "aten::_softmax"} <= {kernel["op"] for kernel in report["kernels"]}
+
+
+@pytest.mark.slow
+def test_its_json_is_the_whole_of_stdout(tmp_path: Path) -> None:
+    done = demo("--model", "convnet", "--steps", "20", "-o", tmp_path, "--json")
+    assert done.returncode == 0, done.stderr
+    (row,) = json.loads(done.stdout)
+    assert row["model"] == "convnet"
+    assert row["summary"]["steps"] >= 1
+    assert all(Path(row[key]).is_file() for key in ("report", "report_json"))
+    assert any("conv" in kernel["op"] for kernel in row["kernels"])
