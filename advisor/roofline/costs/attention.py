@@ -1,8 +1,9 @@
 """Fused attention, forward and backward, of every backend.
 
-Forward multiplies twice (``q k^T`` and ``p v``), backward five times (``q k^T`` again, ``dv``, ``dp``, ``dq``, ``dk``), so
-2.5 times as much (Dao, FlashAttention-2, 2023, section 3.1). A causal mask leaves half of the products, and the tiles
-on the diagonal are computed whole: an H200's counters show ``(1 + 128 / s) / 2`` of the full count for cuDNN.
+Forward multiplies twice (``q k^T`` and ``p v``), backward five times (``q k^T`` again, ``dv``, ``dp``,
+``dq``, ``dk``), so 2.5 times as much (Dao, FlashAttention-2, 2023, section 3.1). A causal mask leaves half of
+the products, and the tiles on the diagonal are computed whole: an H200's counters show ``(1 + 128 / s) / 2``
+of the full count for cuDNN.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ _BACKWARD = {
 
 @dataclass(frozen=True)
 class _Problem:
-    """Sizes of one call: score entries that are computed, over all batches and query heads, and the head dims."""
+    """Score entries that are computed, over all batches and query heads, and the head dimensions."""
 
     pairs: float
     dim_qk: int
@@ -78,8 +79,8 @@ class _Problem:
 def causal_pairs(queries: int, keys: int, tile: int) -> float:
     """Score entries that a causal mask leaves, whole tiles on the diagonal.
 
-    With fewer queries than keys the diagonal ends in the last column (decoding); with more, rows past the last key
-    see all of it.
+    With fewer queries than keys the diagonal ends in the last column (decoding); with more, rows past the
+    last key see all of it.
     """
     if queries > keys:
         return causal_pairs(keys, keys, tile) + float(queries - keys) * keys
@@ -138,8 +139,8 @@ def forward(call: OpCall) -> Result:
 def backward(call: OpCall) -> Result:
     """A kernel for ``sum(o * do)``, the main one, and one that rounds dq from its fp32 accumulator.
 
-    The main kernel reads q, k, v, do and two statistics a row, and reads and writes the accumulator of dq, which
-    its blocks add to. AOTriton has two main kernels, of four and of three products.
+    The main kernel reads q, k, v, do and two statistics a row, and reads and writes the accumulator of dq,
+    which its blocks add to. AOTriton has two main kernels, of four and of three products.
     """
     layout = _BACKWARD[call.name]
     grad, q, k, v = (tensor(call, index) for index in range(4))

@@ -1,4 +1,4 @@
-"""Collectives: bytes of the payload that leave and enter device memory. Their roof is the link, not the memory."""
+"""Collectives: bytes of the payload that leave and enter device memory. Their roof is the link."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Kernels that Inductor generates: their arguments are the inputs and the outputs, the latter last.
 
-What a kernel computes is known by its name alone (``triton_poi_fused_gelu_view_3``): FLOPs are an estimate, of each
-named operator once for every element of the largest argument. Which arguments are written is not recorded: the last
-tensor certainly is. One that is updated in place is counted as read.
+What a kernel computes is known by its name alone (``triton_poi_fused_gelu_view_3``): FLOPs are an estimate,
+of each named operator once for every element of the largest argument. Which arguments are written is not
+recorded: the last tensor certainly is. One that is updated in place is counted as read.
 """
 
 from __future__ import annotations
@@ -17,12 +17,14 @@ from advisor.roofline.costs.registry import cost
 
 #: Operators in fused names that are no plain elementwise ones; what moves or shapes data counts nothing.
 _OTHERS = {
-    "native_layer_norm_backward": 20, "native_layer_norm": 19, "native_group_norm": 19, "_softmax_backward_data": 4,
-    "_log_softmax_backward_data": 13, "_log_softmax": 14, "_softmax": 2 * EXP + DIV + 3, "native_dropout_backward": 2,
-    "native_dropout": 4, "native_batch_norm": 14, "_native_batch_norm_legit_functional": 14, "_fused_rms_norm": 4,
-    "var_mean": 4, "sum": 1, "mean": 1, "cumsum": 1, "bernoulli": 2, "rand": 2, "embedding_dense_backward": 1,
-    "convolution_backward": 1, "_unsafe_index": 0, "embedding": 0, "nll_loss_forward": 0, "nll_loss_backward": 0,
-    "prepare_softmax_online": EXP + 2, "logsumexp": EXP + 2, "amax": 0, "amin": 0, "argmax": 0, "any": 0, "all": 0,
+    "native_layer_norm_backward": 20, "native_layer_norm": 19, "native_group_norm": 19,
+    "_softmax_backward_data": 4, "_log_softmax_backward_data": 13, "_log_softmax": 14, "_softmax": 2 * EXP +
+    DIV + 3, "native_dropout_backward": 2, "native_dropout": 4, "native_batch_norm": 14,
+    "_native_batch_norm_legit_functional": 14, "_fused_rms_norm": 4, "var_mean": 4, "sum": 1, "mean": 1,
+    "cumsum": 1, "bernoulli": 2, "rand": 2, "embedding_dense_backward": 1, "convolution_backward": 1,
+    "_unsafe_index": 0, "embedding": 0, "nll_loss_forward": 0, "nll_loss_backward": 0,
+    "prepare_softmax_online": EXP + 2, "logsumexp": EXP + 2, "amax": 0, "amin": 0, "argmax": 0, "any": 0,
+    "all": 0,
 }  # fmt: skip
 _TABLE = {**FLOPS, **_OTHERS}
 _LONGEST_FIRST = re.compile("|".join(sorted((re.escape(name) for name in _TABLE), key=len, reverse=True)))
@@ -63,7 +65,7 @@ def fused(call: OpCall) -> Cost:
 
 @cost("triton_tem_*")
 def template(call: OpCall) -> Cost:
-    """A matrix product from a template: two matrices and a result whose sizes agree; epilogues are not counted."""
+    """A matrix product: two matrices and a result whose sizes agree; epilogues are not counted."""
     arguments = [checked(arg) for arg in call.inputs if isinstance(arg, Tensor) and len(arg.shape) >= 2]
     if len(arguments) < 3:
         raise Unknown("arguments not recorded")

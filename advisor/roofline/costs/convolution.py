@@ -1,8 +1,8 @@
 """Convolutions of 1 to 3 dimensions, grouped, depthwise, transposed; forward and both gradients.
 
-``2 n c_out out_spatial (c_in / groups) kernel`` FLOPs forward, as many for each of the two gradients: each is the same
-set of multiply-adds, summed over another index (Dumoulin & Visin, A guide to convolution arithmetic, 2016). Winograd
-and FFT kernels are counted by this direct form.
+``2 n c_out out_spatial (c_in / groups) kernel`` FLOPs forward, as many for each of the two gradients: each is
+the same set of multiply-adds, summed over another index (Dumoulin & Visin, A guide to convolution arithmetic,
+2016). Winograd and FFT kernels are counted by this direct form.
 """
 
 from __future__ import annotations
@@ -26,14 +26,15 @@ _FORWARD = {
     "aten::cudnn_convolution_add_relu": (5, 6, 7, 8, None),
     "aten::_conv_depthwise2d": (4, 5, 6, None, None), "aten::conv_depthwise3d": (4, 5, 6, None, None),
     "aten::_slow_conv2d_forward": (4, 5, None, None, None), "aten::thnn_conv2d": (4, 5, None, None, None),
-    "aten::slow_conv3d_forward": (4, 5, None, None, None), "aten::_nnpack_spatial_convolution": (4, 3, None, None, None),
-    "aten::slow_conv_dilated2d": (4, 5, 6, None, None), "aten::slow_conv_dilated3d": (4, 5, 6, None, None),
+    "aten::slow_conv3d_forward": (4, 5, None, None, None), "aten::_nnpack_spatial_convolution": (4, 3, None,
+    None, None), "aten::slow_conv_dilated2d": (4, 5, 6, None, None), "aten::slow_conv_dilated3d": (4, 5, 6,
+    None, None),
 }  # fmt: skip
 
 
 @dataclass(frozen=True)
 class _Problem:
-    """One convolution: ``wide`` is the side whose spatial size is scanned, ``narrow`` the one with a result a window.
+    """One convolution, seen from the side that the window slides over and the side with an element a window.
 
     Attributes:
         wide: the input of a plain convolution, the output of a transposed one.
@@ -180,7 +181,8 @@ def _on_pipe(whole: Cost, main: Sequence[Launch], dtype: str, call: OpCall) -> C
 def backward(call: OpCall) -> Result:
     """Data gradient: reads dy and weight, writes dx. Weight gradient: reads x and dy, writes dweight.
 
-    Kernels that no name tells apart follow PyTorch's order: the data gradient is launched before the weight's.
+    Kernels that no name tells apart follow PyTorch's order: the data gradient is launched before the
+    weight's.
     """
     grad, x, w = tensor(call, 0), tensor(call, 1), tensor(call, 2)
     stride = integers(call, 4)
@@ -195,7 +197,8 @@ def backward(call: OpCall) -> Result:
     return _gradients(call, problem, x, grad, w, wants_data=wanted[0], wants_weight=wanted[1])
 
 
-@cost("aten::cudnn_convolution_backward", "aten::miopen_convolution_backward", "aten::mkldnn_convolution_backward",
+@cost("aten::cudnn_convolution_backward", "aten::miopen_convolution_backward",
+"aten::mkldnn_convolution_backward",
       "aten::thnn_conv2d_backward", "aten::_slow_conv2d_backward")  # fmt: skip
 def old_backward(call: OpCall) -> Result:
     """Before PyTorch 1.11 each library had its own: input, gradient, weight, then the sizes."""

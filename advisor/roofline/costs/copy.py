@@ -1,4 +1,4 @@
-"""Copies, casts, fills, concatenation, padding: no arithmetic, each source element read once, each target written."""
+"""Copies, casts, fills, concatenation, padding: each source element is read, each target element written."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ from advisor.roofline.costs.registry import cost
 
 #: ``c10::ScalarType`` as an integer, the way traces record a ``dtype`` argument.
 SCALAR_TYPES = {
-    0: "uint8", 1: "int8", 2: "int16", 3: "int32", 4: "int64", 5: "fp16", 6: "fp32", 7: "fp64", 8: "complex32",
-    9: "complex64", 10: "complex128", 11: "bool", 15: "bf16", 23: "fp8", 24: "fp8", 25: "fp8", 26: "fp8",
+    0: "uint8", 1: "int8", 2: "int16", 3: "int32", 4: "int64", 5: "fp16", 6: "fp32", 7: "fp64", 8:
+    "complex32", 9: "complex64", 10: "complex128", 11: "bool", 15: "bf16", 23: "fp8", 24: "fp8", 25: "fp8",
+    26: "fp8",
 }  # fmt: skip
 
 
@@ -53,10 +54,11 @@ def cast(call: OpCall) -> Cost:
     return _move(footprint(source), source.numel * itemsize(dtype))
 
 
-@cost("aten::clone", "aten::contiguous", "aten::roll", "aten::flip", "aten::rot90", "aten::_reshape_copy", "aten::lift_fresh",
+@cost("aten::clone", "aten::contiguous", "aten::roll", "aten::flip", "aten::rot90", "aten::_reshape_copy",
+"aten::lift_fresh",
       "aten::alias_copy", "aten::view_copy", "aten::_reshape_alias_copy", "aten::channel_shuffle",
-      "aten::pixel_shuffle", "aten::pixel_unshuffle", "aten::tril", "aten::triu", "aten::tril_", "aten::triu_",
-      "aten::cudnn_grid_copy", "aten::resolve_conj", "aten::_conj_copy")  # fmt: skip
+      "aten::pixel_shuffle", "aten::pixel_unshuffle", "aten::tril", "aten::triu", "aten::tril_",
+      "aten::triu_", "aten::cudnn_grid_copy", "aten::resolve_conj", "aten::_conj_copy")  # fmt: skip
 def rearrange(call: OpCall) -> Cost:
     """As many elements out as in."""
     source = tensor(call, 0)
@@ -97,10 +99,11 @@ def sequence(call: OpCall) -> Cost:
     return _move(0.0, max(1, math.ceil((end - start) / step)) * itemsize(out.dtype))
 
 
-@cost("aten::cat", "aten::concat", "aten::stack", "aten::_cat", "aten::hstack", "aten::vstack", "aten::_foreach_copy_cat",
+@cost("aten::cat", "aten::concat", "aten::stack", "aten::_cat", "aten::hstack", "aten::vstack",
+"aten::_foreach_copy_cat",
       "aten::concatenate")  # fmt: skip
 def cat(call: OpCall) -> Cost:
-    """Reads every tensor of the list, writes them all. Lists carry no dtype: the kernel's name tells the width."""
+    """Reads and writes every tensor of the list. Lists carry no dtype: the kernel's name tells the width."""
     listed = call.inputs[0]
     if not isinstance(listed, tuple) or not listed:
         raise Unknown("list not recorded")
@@ -117,7 +120,8 @@ def repeat(call: OpCall) -> Cost:
     return _move(footprint(source), source.numel * math.prod(integers(call, 1)) * itemsize(source.dtype))
 
 
-@cost("aten::constant_pad_nd", "aten::pad", "aten::reflection_pad1d", "aten::reflection_pad2d", "aten::replication_pad1d",
+@cost("aten::constant_pad_nd", "aten::pad", "aten::reflection_pad1d", "aten::reflection_pad2d",
+"aten::replication_pad1d",
       "aten::replication_pad2d", "aten::replication_pad3d", "aten::reflection_pad3d")  # fmt: skip
 def pad(call: OpCall) -> Cost:
     """Reads the input, writes the padded one: ``[left, right]`` pairs from the last dimension backwards."""
@@ -148,7 +152,8 @@ def scatter_view(call: OpCall) -> Cost:
     return _move(footprint(source), size_bytes(shape, promote(grad)))
 
 
-@cost("aten::_foreach_copy_", "aten::split_with_sizes_copy", "aten::_chunk_cat", "aten::chunk_cat", "fsdp::all_gather_copy_in",
+@cost("aten::_foreach_copy_", "aten::split_with_sizes_copy", "aten::_chunk_cat", "aten::chunk_cat",
+"fsdp::all_gather_copy_in",
       "fsdp::split_with_sizes_copy", "fsdp::chunk_cat")  # fmt: skip
 def copy_lists(call: OpCall) -> Cost:
     """Copies lists of tensors: as much is read as is written, which is the largest argument's size."""

@@ -22,10 +22,10 @@ def embedding(call: OpCall) -> Cost:
 
 @cost("aten::embedding_dense_backward", "aten::embedding_backward")
 def embedding_backward(call: OpCall) -> Result:
-    """Sort the indices with their positions, sum the gradient's rows in segments, scatter them into the table.
+    """Sort the indices with their positions, sum the gradient's rows in segments, scatter the sums.
 
-    The segment sums are fp32 partial rows, about as many as there are indices. Zeroing the table is a fill of its own
-    (aten/src/ATen/native/cuda/EmbeddingBackwardKernel.cu).
+    The segment sums are fp32 partial rows, about as many as there are indices. Zeroing the table is a fill of
+    its own (aten/src/ATen/native/cuda/EmbeddingBackwardKernel.cu).
     """
     grad, index = tensor(call, 0), tensor(call, 1)
     if grad.numel % index.numel:

@@ -1,4 +1,4 @@
-"""Fast Fourier transforms: ``5 n log2 n`` FLOPs a complex transform, half of it for a real one (FFTW's benchFFT)."""
+"""Fast Fourier transforms: ``5 n log2 n`` FLOPs if complex, half of it if real (FFTW's benchFFT)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _REAL = {value: key for key, value in _COMPLEX.items()}
 
 @cost("aten::_fft_c2c", "aten::_fft_r2c", "aten::_fft_c2r")
 def fft(call: OpCall) -> Cost:
-    """Transforms over the listed dimensions; a real side has ``n`` elements, its complex one ``n / 2 + 1``."""
+    """Transforms over the listed dimensions; ``n`` real elements become ``n / 2 + 1`` complex ones."""
     x, dims = tensor(call, 0), integers(call, 1)
     shape = list(x.shape)
     if not dims or any(not -len(shape) <= dim < len(shape) for dim in dims):

@@ -13,13 +13,13 @@ from advisor.roofline.costs.traffic import gemm_reread
 
 
 def product(
-    call: OpCall, a: Tensor, b: Tensor, m: int, n: int, k: int, *, batch: int = 1, added: Tensor | None = None,
-    out_dtype: str | None = None,
+    call: OpCall, a: Tensor, b: Tensor, m: int, n: int, k: int, *, batch: int = 1, added: Tensor | None =
+    None, out_dtype: str | None = None,
 ) -> Cost | tuple[Cost | None, ...]:  # fmt: skip
     """The cost of ``batch`` products of ``m x k`` by ``k x n``, with an optional term added to the result.
 
-    FLOPs ``2 batch m n k`` (Golub & Van Loan, Matrix Computations, 1.1.11); a complex multiply-add is four real ones.
-    A split-K kernel's sum of partial results reads and writes the result once more.
+    FLOPs ``2 batch m n k`` (Golub & Van Loan, Matrix Computations, 1.1.11); a complex multiply-add is four
+    real ones. A split-K kernel's sum of partial results reads and writes the result once more.
     """
     dtype = out_dtype or a.dtype
     flops = 2.0 * batch * m * n * k * (4 if a.dtype.startswith("complex") else 1)
@@ -153,7 +153,7 @@ def matmul(call: OpCall) -> Result:
 
 @cost("aten::mv", "aten::addmv", "aten::addmv_", "aten::dot", "aten::vdot")
 def vector_product(call: OpCall) -> Cost:
-    """Matrix by vector, or vector by vector: two FLOPs for each element of the larger; never on tensor cores."""
+    """Matrix by vector, or vector by vector: two FLOPs an element of the larger; never on tensor cores."""
     first = 1 if "addmv" in call.name else 0
     a, b = tensor(call, first), tensor(call, first + 1)
     if not a.shape or a.shape[-1] != b.shape[0]:
@@ -188,7 +188,8 @@ def scaled_mm(call: OpCall) -> Result:
 def grouped_mm(call: OpCall) -> Result:
     """Grouped products: 2-d by 3-d routes each row of A to one group; 3-d by 3-d is a batch.
 
-    2-d by 2-d sums over rows of unknown group sizes: each group makes a full ``m x n`` result from its part of k.
+    2-d by 2-d sums over rows of unknown group sizes: each group makes a full ``m x n`` result from its part
+    of k.
     """
     a, b = tensor(call, 0), tensor(call, 1)
     out_dtype = a.dtype if a.dtype != "fp8" else "bf16"

@@ -1,7 +1,7 @@
 """Normalisation layers: FLOPs an element as ATen's kernels were seen to execute them on an H200.
 
-Layer norm forward 19 (Welford's update), its input gradient 15 and its weight gradients 5; RMS norm forward 4;
-batch norm in training 14.
+Layer norm forward 19 (Welford's update), its input gradient 15 and its weight gradients 5; RMS norm forward
+4; batch norm in training 14.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def _rows(x: Tensor, weight: Tensor | None) -> int:
 
 @cost("aten::native_layer_norm", "aten::_fused_rms_norm")
 def row_forward(call: OpCall) -> Result:
-    """Reads x, weight and bias; writes y and, in fp32, mean and reciprocal deviation (RMS: only the latter)."""
+    """Reads x, weight and bias; writes y and, in fp32, mean and reciprocal deviation (RMS: the latter)."""
     x, weight, bias = tensor(call, 0), optional(call, 2), None
     is_rms = "rms" in call.name
     if not is_rms:
@@ -60,7 +60,7 @@ def row_forward(call: OpCall) -> Result:
 
 @cost("aten::native_layer_norm_backward", "aten::_fused_rms_norm_backward")
 def row_backward(call: OpCall) -> Result:
-    """Two kernels: dx reads dy, x, weight and the statistics; dweight and dbias read dy, x and the statistics."""
+    """Two kernels: dx reads dy, x, weight and the statistics; dweight and dbias read all but the weight."""
     is_rms = "rms" in call.name
     grad, x = tensor(call, 0), tensor(call, 1)
     if grad.shape != x.shape:
@@ -118,15 +118,17 @@ def _channels(x: Tensor) -> int:
 
 
 def _double_read(call: OpCall, x: Tensor, names: str, bytes_per_element: float) -> bool:
-    """Whether cuDNN's kernel visits its channel twice (its name has no ``singleread``) and the cache forgets it."""
+    """Whether cuDNN visits a channel twice (no ``singleread`` in its kernel's name) and forgets it."""
     kernels = [launch for launch in call.launches if names in launch.name and "singleread" not in launch.name]
     return bool(kernels) and outgrows_cache(call, x.numel / _channels(x) * bytes_per_element, _channels(x))
 
 
-@cost("aten::cudnn_batch_norm", "aten::native_batch_norm", "aten::miopen_batch_norm", "aten::_native_batch_norm_legit",
-      "aten::_batch_norm_with_update", "aten::_native_batch_norm_legit_no_training", "aten::_batch_norm_no_update")  # fmt: skip
+@cost("aten::cudnn_batch_norm", "aten::native_batch_norm", "aten::miopen_batch_norm",
+"aten::_native_batch_norm_legit",
+      "aten::_batch_norm_with_update", "aten::_native_batch_norm_legit_no_training",
+      "aten::_batch_norm_no_update")  # fmt: skip
 def batch_forward(call: OpCall) -> Result:
-    """In training a statistic a channel (reads x), then scale and shift (reads x, writes y); one kernel may do both."""
+    """In training statistics a channel, then scale and shift: each reads x; one kernel may do both."""
     x, weight = tensor(call, 0), optional(call, 1)
     per_channel = _channels(x) * 4.0
     training = "no_training" not in call.name and "no_update" not in call.name and _training(call)
@@ -153,7 +155,8 @@ def _training(call: OpCall) -> bool:
     return flag(call, 5) if text(call, 5).lower() in ("true", "false") else flag(call, 3)
 
 
-@cost("aten::cudnn_batch_norm_backward", "aten::native_batch_norm_backward", "aten::miopen_batch_norm_backward",
+@cost("aten::cudnn_batch_norm_backward", "aten::native_batch_norm_backward",
+"aten::miopen_batch_norm_backward",
       "aten::batch_norm_backward")  # fmt: skip
 def batch_backward(call: OpCall) -> Result:
     """Sums over dy and x for dweight and dbias, then dx from dy and x; one kernel may do both."""

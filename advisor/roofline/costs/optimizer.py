@@ -1,8 +1,8 @@
 """Foreach and fused optimizers, gradient clipping and scaling: many tensors, many kernels, one operator.
 
-``multi_tensor_apply`` cuts each tensor into chunks of 65,536 elements, a thread block each, and launches up to 320
-blocks at a time in list order (aten/src/ATen/native/cuda/MultiTensorApply.cuh). So the block counts tell how many
-elements each launch covers, and whether a list of sizes is the one that was really launched.
+``multi_tensor_apply`` cuts each tensor into chunks of 65,536 elements, a thread block each, and launches up
+to 320 blocks at a time in list order (aten/src/ATen/native/cuda/MultiTensorApply.cuh). So the block counts
+tell how many elements each launch covers, and whether a list of sizes is the one that was really launched.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from advisor.roofline.costs.registry import Result, cost
 
 _CHUNK = 65_536
 
-#: FLOPs an element, tensors read and tensors written an element. ``addcmul_``: in ``torch.optim`` both factors are
-#: the gradient list (Adam, Adagrad, RMSprop, Adadelta), so it is read once.
+#: FLOPs an element, tensors read and tensors written an element. ``addcmul_``: in ``torch.optim`` both
+#: factors are the gradient list (Adam, Adagrad, RMSprop, Adadelta), so it is read once.
 _FOREACH = {
     "add": (FMA, 2, 1), "sub": (FMA, 2, 1), "mul": (MUL, 2, 1), "div": (DIV, 2, 1), "pow": (POW, 1, 1),
     "maximum": (0, 2, 1), "minimum": (0, 2, 1), "clamp_max": (0, 1, 1), "clamp_min": (0, 1, 1),
-    "lerp": (FMA + ADD, 2, 1), "addcmul": (FMA + MUL, 2, 1), "addcdiv": (DIV + FMA, 3, 1), "sqrt": (SQRT, 1, 1),
-    "rsqrt": (RSQRT, 1, 1), "reciprocal": (DIV, 1, 1), "neg": (0, 1, 1), "abs": (0, 1, 1), "sign": (0, 1, 1),
-    "exp": (EXP, 1, 1), "log": (LOG, 1, 1), "tanh": (TANH, 1, 1), "sigmoid": (SIGMOID, 1, 1), "round": (0, 1, 1),
-    "floor": (0, 1, 1), "ceil": (0, 1, 1), "trunc": (0, 1, 1), "zero": (0, 0, 1), "norm": (FMA, 1, 0),
+    "lerp": (FMA + ADD, 2, 1), "addcmul": (FMA + MUL, 2, 1), "addcdiv": (DIV + FMA, 3, 1), "sqrt": (SQRT, 1,
+    1), "rsqrt": (RSQRT, 1, 1), "reciprocal": (DIV, 1, 1), "neg": (0, 1, 1), "abs": (0, 1, 1), "sign": (0, 1,
+    1), "exp": (EXP, 1, 1), "log": (LOG, 1, 1), "tanh": (TANH, 1, 1), "sigmoid": (SIGMOID, 1, 1), "round": (0,
+    1, 1), "floor": (0, 1, 1), "ceil": (0, 1, 1), "trunc": (0, 1, 1), "zero": (0, 0, 1), "norm": (FMA, 1, 0),
     "max": (0, 1, 0),
 }  # fmt: skip
 _NEEDS_SECOND_LIST = frozenset({"add", "sub", "mul", "div", "maximum", "minimum"})
@@ -46,7 +46,7 @@ def _block_count(sizes: Sequence[int]) -> int:
 
 
 def _thinned(tensors: Sequence[Tensor], divisor: int) -> list[Tensor]:
-    """Every `divisor`-th occurrence of each shape and dtype: one step's worth of a trace's repeated gradients."""
+    """Every `divisor`-th of each shape and dtype: one step's share of a trace's repeated gradients."""
     seen: Counter[tuple[tuple[int, ...], str]] = Counter()
     kept = []
     for item in tensors:
@@ -58,10 +58,10 @@ def _thinned(tensors: Sequence[Tensor], divisor: int) -> list[Tensor]:
 
 
 def _launched_parameters(call: OpCall, blocks: int) -> list[Tensor]:
-    """The model's parameters, or the group of them, whose chunks are as many as the blocks that were launched.
+    """The parameters, or the group of them, whose chunks are as many as the blocks that were launched.
 
-    Groups tried: all, matrices only, vectors only (the usual weight-decay groups); each as one step's share of a
-    trace's gradients. None of them fits: the list is not known.
+    Groups tried: all, matrices only, vectors only (the usual weight-decay groups); each as one step's share
+    of a trace's gradients. None of them fits: the list is not known.
     """
     known = [item for item in call.parameter_shapes if item.numel > 0]
     groups = (
@@ -164,8 +164,8 @@ _FUSED = {
 def fused(call: OpCall) -> Result:
     """Fused optimizers: Adam reads parameter, gradient and two moments, and writes all but the gradient.
 
-    FLOPs: an H200's AdamW kernel executes 17 FFMA, 2 FADD and 4 FMUL an element (41). ``amsgrad`` adds a state;
-    SGD without momentum has none.
+    FLOPs: an H200's AdamW kernel executes 17 FFMA, 2 FADD and 4 FMUL an element (41). ``amsgrad`` adds a
+    state; SGD without momentum has none.
     """
     flops, reads, writes = _FUSED[call.name]
     lists = _lists(call)

@@ -30,7 +30,7 @@ def _spread(values: Sequence[int], rank: int, default: Sequence[int]) -> tuple[i
 def _pooled(
     x: Tensor, call: OpCall, first: int, rank: int, *, has_dilation: bool
 ) -> tuple[tuple[int, ...], int]:
-    """Output shape of a window operator, and the window's size. Arguments: kernel, stride, padding[, dilation], ceil."""
+    """Output shape and window size; the arguments are kernel, stride, padding[, dilation], ceil mode."""
     kernel = _spread(integers(call, first), rank, ())
     stride = _spread(integers(call, first + 1), rank, kernel)
     pad = _spread(integers(call, first + 2), rank, (0,))
@@ -90,7 +90,8 @@ def average_pool_backward(call: OpCall) -> Cost:
     return Cost(flops, footprint(grad), x.numel * itemsize(x.dtype), vector_pipe(x.dtype))
 
 
-@cost("aten::_adaptive_avg_pool2d", "aten::_adaptive_avg_pool3d", "aten::adaptive_max_pool2d", "aten::adaptive_max_pool3d",
+@cost("aten::_adaptive_avg_pool2d", "aten::_adaptive_avg_pool3d", "aten::adaptive_max_pool2d",
+"aten::adaptive_max_pool3d",
       "aten::mkldnn_adaptive_avg_pool2d")  # fmt: skip
 def adaptive_pool(call: OpCall) -> Cost:
     """The output size is an argument; the maximum also writes positions."""
@@ -104,10 +105,10 @@ def adaptive_pool(call: OpCall) -> Cost:
 
 #: FLOPs an output element: 1, 2 or 3 linear interpolations in each direction, or a 4 x 4 cubic stencil.
 _UPSAMPLE = {
-    "upsample_nearest1d": MUL, "upsample_nearest2d": MUL, "upsample_nearest3d": MUL, "_upsample_nearest_exact2d": MUL,
-    "_upsample_nearest_exact1d": MUL, "upsample_linear1d": 2 * FMA, "upsample_bilinear2d": 4 * FMA,
-    "upsample_trilinear3d": 8 * FMA, "upsample_bicubic2d": 40, "_upsample_bilinear2d_aa": 8 * FMA,
-    "_upsample_bicubic2d_aa": 40,
+    "upsample_nearest1d": MUL, "upsample_nearest2d": MUL, "upsample_nearest3d": MUL,
+    "_upsample_nearest_exact2d": MUL, "_upsample_nearest_exact1d": MUL, "upsample_linear1d": 2 * FMA,
+    "upsample_bilinear2d": 4 * FMA, "upsample_trilinear3d": 8 * FMA, "upsample_bicubic2d": 40,
+    "_upsample_bilinear2d_aa": 8 * FMA, "_upsample_bicubic2d_aa": 40,
 }  # fmt: skip
 
 
@@ -132,7 +133,7 @@ def upsample_backward(call: OpCall) -> Cost:
 
 @cost("aten::grid_sampler_2d", "aten::grid_sampler_3d", "aten::cudnn_grid_sampler")
 def grid_sample(call: OpCall) -> Cost:
-    """Reads input and grid, writes a value a channel at each grid point; bilinear: 4 (8) weighted neighbours."""
+    """Reads input and grid, writes a value a channel at each grid point, of 4 (in 3-d 8) neighbours."""
     x, grid = tensor(call, 0), tensor(call, 1)
     points = grid.numel // grid.shape[-1] * x.shape[1]
     neighbours = 8 if "3d" in call.name else 4

@@ -21,22 +21,24 @@ from advisor.roofline.costs.registry import cost
 
 #: FLOPs an input element, and the position of the ``dim`` argument.
 _REDUCTIONS = {
-    "sum": (ADD, 1), "nansum": (ADD, 1), "mean": (ADD, 1), "nanmean": (ADD, 1), "prod": (MUL, 1), "amax": (0, 1),
-    "amin": (0, 1), "max": (0, 1), "min": (0, 1), "argmax": (0, 1), "argmin": (0, 1), "any": (0, 1), "all": (0, 1),
-    "norm": (FMA, 2), "frobenius_norm": (FMA, 1), "linalg_vector_norm": (FMA, 2), "var": (4, 1), "std": (4, 1),
-    "var_mean": (4, 1), "std_mean": (4, 1), "logsumexp": (EXP + 2 * ADD, 1), "count_nonzero": (0, 1),
-    "median": (0, 1), "nanmedian": (0, 1), "mode": (0, 1), "aminmax": (0, 1), "trace": (ADD, 9), "equal": (0, 9),
+    "sum": (ADD, 1), "nansum": (ADD, 1), "mean": (ADD, 1), "nanmean": (ADD, 1), "prod": (MUL, 1), "amax": (0,
+    1), "amin": (0, 1), "max": (0, 1), "min": (0, 1), "argmax": (0, 1), "argmin": (0, 1), "any": (0, 1),
+    "all": (0, 1), "norm": (FMA, 2), "frobenius_norm": (FMA, 1), "linalg_vector_norm": (FMA, 2), "var": (4,
+    1), "std": (4, 1), "var_mean": (4, 1), "std_mean": (4, 1), "logsumexp": (EXP + 2 * ADD, 1),
+    "count_nonzero": (0, 1), "median": (0, 1), "nanmedian": (0, 1), "mode": (0, 1), "aminmax": (0, 1),
+    "trace": (ADD, 9), "equal": (0, 9),
 }  # fmt: skip
 _TO_BOOL = frozenset({"any", "all", "equal"})
 _TO_INDEX = frozenset({"argmax", "argmin", "count_nonzero"})
 _VALUES_AND_INDEX = frozenset({"max", "min", "median", "nanmedian", "mode"})
 _PAIRS = frozenset({"var_mean", "std_mean", "aminmax"})
-_SCANS = {"cumsum": ADD, "cumprod": MUL, "logcumsumexp": 2 * EXP, "cummax": 0, "cummin": 0, "_cummax_helper": 0,
+_SCANS = {"cumsum": ADD, "cumprod": MUL, "logcumsumexp": 2 * EXP, "cummax": 0, "cummin": 0,
+          "_cummax_helper": 0,
           "_cummin_helper": 0, "_cumsum": ADD, "_cumprod": MUL}  # fmt: skip
 
 
 def reduced_shape(x: Tensor, dims: str) -> tuple[int, ...]:
-    """What is left of a shape when these dimensions (text: ``"[0, 1]"``, ``"-1"``; none means all) are summed away."""
+    """The shape without these dimensions (text: ``"[0, 1]"``, ``"-1"``; none means all)."""
     listed = [int(dim) for dim in dims.strip("[]").split(",") if dim.strip()]
     if any(not -len(x.shape) <= dim < len(x.shape) for dim in listed) and x.shape:
         raise Unknown("no such dimension")

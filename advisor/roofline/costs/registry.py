@@ -80,13 +80,23 @@ def launch_costs(call: OpCall) -> tuple[Cost | None, ...]:
     Returns:
         One entry for each of ``call.launches``.
     """
-    transfers = [roles.is_transfer(launch.name) for launch in call.launches]
-    kernels = tuple(launch for launch, transfer in zip(call.launches, transfers, strict=True) if not transfer)
+    transfers = [
+        transfer_cost(launch) if roles.is_transfer(launch.name) else None for launch in call.launches
+    ]
+    kernels = tuple(launch for launch in call.launches if not roles.is_transfer(launch.name))
     costs = iter(_kernel_costs(dataclasses.replace(call, launches=kernels)) if kernels else ())
+    if not kernels and transfers == [None]:
+        return (_transfer_by_arguments(call),)
     return tuple(
-        transfer_cost(launch) if transfer else next(costs)
+        transfer if roles.is_transfer(launch.name) else next(costs)
         for launch, transfer in zip(call.launches, transfers, strict=True)
     )
+
+
+def _transfer_by_arguments(call: OpCall) -> Cost | None:
+    """A copy whose trace states no bytes moves what its operator writes."""
+    whole = op_cost(call) if call.name == "aten::copy_" else None
+    return whole and transfer_cost(dataclasses.replace(call.launches[0], bytes=int(whole.bytes_written)))
 
 
 def op_cost(call: OpCall) -> Cost | None:

@@ -23,7 +23,8 @@ def _weights(hidden: int, inputs: int, gates: int, layers: int, directions: int)
 def forward(call: OpCall) -> Cost:
     """Two FLOPs for each weight, at each step of each sequence; weights are read once.
 
-    Arguments: input, weights, stride, [buffer,] hx, cx, mode, hidden size, [projection,] layers, batch first, ...
+    Arguments: input, weights, stride, [buffer,] hx, cx, mode, hidden size, [projection,] layers, batch first,
+    ...
     """
     x = tensor(call, 0)
     mode_at = next((i for i in (6, 5) if text(call, i) in ("0", "1", "2", "3")), -1)

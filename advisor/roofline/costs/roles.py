@@ -12,40 +12,44 @@ from collections.abc import Mapping
 
 _TRANSFER = re.compile(r"^(mem(cpy|set)\b|hipmemcpy|copybuffer|fillbuffer)", re.I)
 
-#: The first pattern that is found in a kernel's name tells its role.
-_ROLES = tuple(
-    (role, re.compile(pattern, re.I))
-    for role, pattern in (
-        ("collective", r"^(void )?(nccl|rccl|msccl)|cross_device_reduce|one_shot_all_reduce|two_shot_all_reduce"),
-        ("sum_partials", r"splitk.?reduce|split_?k_kernel|reduce_?split_?k|splitk?_reduce|_postgsu|gemmk1_splitk|"
-                         r"execute_split_k|splitkv_combine|reduce_wgrad|wrw_reduce|nchw_reduction"),
-        ("workspace", r"init_device_workspace|computeoffsets|cuda_graph_conditional|initialize_workspace"),
-        ("layout", r"nchwtonhwc|nhwctonchw|nchw2nhwc|nhwc2nchw|batched_transpose|transpose_readwrite|"
-                   r"tensor_?transform|permute_|transpose_nchw|transpose_nhwc|krsctocrsk|op_tensor_kernel|"
-                   r"subtensorop|scalepackedtensor|tensor_reorder|kcsr|im2col|col2im|cast_?tensor"),
-        ("attention_delta", r"dot_do_o|bwd_preprocess|bwdpreprocess|ograd_?dot_?o|compute_delta"),
-        ("attention_convert", r"convert_dq|convertdq|bwdpostprocess|bwd_convert|postprocess.*dq"),
-        ("attention_dkdv", r"bwd_kernel_dk_dv|bwd_dkdv"),
-        ("attention_dq", r"bwd_kernel_dq\b|bwd_kernel_dq_db|bwd_dq\b"),
-        ("attention_backward", r"flash_bwd|fmha_cutlassB|fmha_bwd|sdpa.*bprop|bwd_kernel_fuse|flashattnbwd|fmhabwd|"
-                               r"attention.*backward"),
-        ("attention", r"flash_fwd|fmha|sdpa.*fprop|^attn_fwd|flashattnfwd|flash::|flash_attn|_sdpa_|paged_attention|"
-                      r"attention"),
-        ("wgrad", r"wgrad|grad_weight_kernel|backward_filter|bwd_?weight|bwd_?wrw|_wrw|convwrw|wrw_"),
-        ("dgrad", r"dgrad|bwd_?data|backward_data|conv_depthwise[23]d_backward_kernel|igemm_bwd|convbwd|"
-                  r"conv.*_bwd"),
-        ("convolution", r"fprop|implicit_convolve|conv_depthwise|convolve|winograd|igemm_fwd|miopenconv|conv2d|conv3d|"
-                        r"convfwd|grouped_conv|device_conv|scudnn|cudnn::cnn|::conv|miopen.*conv|conv_"),
-        ("gemm", r"gemm|nvjet|^cijk_|gemv|cutlass.*tensorop|cutlass_\d+_|s\d+cudnn|wmma_|dot_kernel|ampere_.*_\d+x\d+|"
-                 r"kernel2<|_gemm_|matmul|triton_tem_"),
-        ("sort", r"radix_?sort|mergesort|merge_sort|bitonicsort|segmented_sort|sortkv|devicemerge|blocksort"),
-        ("scan", r"devicescan|scan_by_key|scan_innermost|scan_outer|devicecompact|lookback_scan|::scan"),
-        ("reduce", r"reduce_kernel|devicereduce|reduce_"),
-        ("elementwise", r"elementwise|multi_tensor_apply"),
-    )
-)  # fmt: skip
+#: What kernels' names hold, as regular expressions; the first role that is found wins.
+_WORDS = {
+    "collective": r"^(void\s)?(nccl|rccl|msccl) cross_device_reduce (one|two)_shot_all_reduce "
+    r"multimem_all_",
+    "sum_partials": r"splitk.?reduce split_?k_kernel reduce_?split_?k splitk?_reduce _postgsu "
+    r"gemmk1_splitk "
+    r"execute_split_k splitkv_combine reduce_wgrad wrw_reduce nchw_reduction",
+    "workspace": r"init_device_workspace computeoffsets initialize_workspace",
+    "layout": r"nchwtonhwc nhwctonchw nchw2nhwc nhwc2nchw batched_transpose transpose_readwrite "
+    r"tensor_?transform "
+    r"permute_ transpose_n krsctocrsk op_tensor_kernel subtensorop scalepackedtensor "
+    r"tensor_reorder im2col col2im "
+    r"cast_?tensor",
+    "attention_delta": r"dot_do_o bwd_?preprocess ograd_?dot_?o compute_delta",
+    "attention_convert": r"convert_?dq bwdpostprocess bwd_convert postprocess.*dq",
+    "attention_dkdv": r"bwd_kernel_dk_dv bwd_dkdv",
+    "attention_dq": r"bwd_kernel_dq\b bwd_kernel_dq_db bwd_dq\b",
+    "attention_backward": r"flash_bwd fmha_cutlassB fmha_?bwd sdpa.*bprop bwd_kernel_fuse "
+    r"flashattnbwd attention.*backward",
+    "attention": r"flash_fwd fmha sdpa.*fprop ^attn_fwd flashattnfwd flash:: flash_attn _sdpa_ attention",
+    "wgrad": r"wgrad grad_weight_kernel backward_filter bwd_?weight bwd_?wrw _wrw convwrw wrw_",
+    "dgrad": r"dgrad bwd_?data backward_data conv_depthwise[23]d_backward_kernel igemm_bwd "
+    r"convbwd conv.*_bwd",
+    "convolution": r"fprop implicit_convolve conv_depthwise convolve winograd igemm_fwd "
+    r"miopen.*conv conv[23]d convfwd "
+    r"grouped_conv device_conv scudnn s\d+cudnn cudnn::cnn ::conv conv_",
+    "gemm": r"gemm nvjet ^cijk_ gemv cutlass.*tensorop cutlass_\d+_ wmma_ dot_kernel "
+    r"ampere_.*_\d+x\d+ kernel2< "
+    r"matmul triton_tem_ ^bmm_",
+    "sort": r"radix_?sort merge_?sort bitonicsort segmented_sort sortkv devicemerge blocksort",
+    "scan": r"devicescan scan_by_key scan_innermost scan_outer devicecompact lookback_scan ::scan",
+    "reduce": r"reduce_kernel devicereduce reduce_",
+    "elementwise": r"elementwise multi_tensor_apply",
+}
+_ROLES = tuple((name, re.compile("|".join(words.split()), re.I)) for name, words in _WORDS.items())
 _MATRIX = frozenset({
-    "gemm", "convolution", "dgrad", "wgrad", "attention", "attention_backward", "attention_dkdv", "attention_dq",
+    "gemm", "convolution", "dgrad", "wgrad", "attention", "attention_backward", "attention_dkdv",
+    "attention_dq",
 })  # fmt: skip
 _FAMILY_OF_ROLE = {
     "collective": "communication", "gemm": "matmul", "sum_partials": "matmul", "convolution": "convolution",
@@ -73,9 +77,12 @@ _FAMILIES = tuple(
         ("pointwise", r"elementwise"),
     )
 )
-#: First letter of the type triple in cuBLAS' nvjet kernels, that of A: ``tst`` is bf16 in, fp32 sum, bf16 out.
-_NVJET_PIPE = {"t": "tensor_bf16", "h": "tensor_fp16", "s": "tensor_tf32", "q": "tensor_fp8", "o": "tensor_fp8",
-               "d": "tensor_fp64", "i": "tensor_int8", "r": "tensor_fp8"}  # fmt: skip
+#: First letter of the type triple in cuBLAS' nvjet kernels, that of A: ``tst`` is bf16 in, fp32 sum, bf16
+#: out.
+_NVJET_PIPE = {
+    "t": "tensor_bf16", "h": "tensor_fp16", "s": "tensor_tf32", "d": "tensor_fp64", "i": "tensor_int8",
+    "q": "tensor_fp8", "o": "tensor_fp8", "r": "tensor_fp8",
+}  # fmt: skip
 _NVJET = re.compile(r"nvjet_(?:sm\d+_)?([a-z]+)_")
 _TILE = (
     re.compile(r"nvjet_(?:sm\d+_)?[a-z]+_(\d+)x(\d+)_"),
@@ -91,7 +98,7 @@ _TF32 = re.compile(r"tf32|xf32|s1688(?!.*(?:bf16|f16))|s1684|_sss_|_xb_", re.I)
 
 @functools.lru_cache(maxsize=8192)
 def role(kernel: str) -> str:
-    """The part that a kernel plays, such as ``gemm``, ``dgrad``, ``layout``; ``"other"`` if its name tells none."""
+    """The part that a kernel plays, such as ``gemm``, ``dgrad``, ``layout``; ``"other"`` if none is told."""
     return next((name for name, pattern in _ROLES if pattern.search(kernel)), "other")
 
 
@@ -162,10 +169,14 @@ _ELEMENT = (
 )
 _COLLECTIVE_DTYPE = re.compile(r"_(f16|bf16|f32|f64|f8e4m3|f8e5m2|i8|u8|i32|u32|i64|u64)(?:_|\b|\()", re.I)
 _BY_WIDTH = {1: "uint8", 2: "fp16", 4: "fp32", 8: "int64", 16: "complex128"}
-_BY_C_NAME = {"c10::BFloat16": "bf16", "c10::Half": "fp16", "__half": "fp16", "float": "fp32", "double": "fp64",
-              "long": "int64", "int": "int32", "bool": "bool", "signed char": "int8", "unsigned char": "uint8"}  # fmt: skip
-_BY_NCCL_NAME = {"f16": "fp16", "bf16": "bf16", "f32": "fp32", "f64": "fp64", "f8e4m3": "fp8", "f8e5m2": "fp8",
-                 "i8": "int8", "u8": "uint8", "i32": "int32", "u32": "int32", "i64": "int64", "u64": "int64"}  # fmt: skip
+_BY_C_NAME = {
+    "c10::BFloat16": "bf16", "c10::Half": "fp16", "__half": "fp16", "float": "fp32", "double": "fp64",
+    "long": "int64", "int": "int32", "bool": "bool", "signed char": "int8", "unsigned char": "uint8",
+}  # fmt: skip
+_BY_NCCL_NAME = {
+    "f16": "fp16", "bf16": "bf16", "f32": "fp32", "f64": "fp64", "f8e4m3": "fp8", "f8e5m2": "fp8",
+    "i8": "int8", "u8": "uint8", "i32": "int32", "u32": "int32", "i64": "int64", "u64": "int64",
+}  # fmt: skip
 
 
 @functools.lru_cache(maxsize=8192)

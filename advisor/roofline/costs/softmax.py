@@ -1,8 +1,8 @@
 """Softmax and log-softmax, forward and backward.
 
-The largest rows do not fit a block's registers or shared memory: then ATen's ``cunn_SoftMaxForward`` visits the row
-three times (maximum, sum, result) and ``cunn_SoftMaxBackward`` the gradient twice, and what the cache cannot keep
-is fetched again (aten/src/ATen/native/cuda/SoftMax.cu; seen in an H200's counters).
+The largest rows do not fit a block's registers or shared memory: then ATen's ``cunn_SoftMaxForward`` visits
+the row three times (maximum, sum, result) and ``cunn_SoftMaxBackward`` the gradient twice, and what the cache
+cannot keep is fetched again (aten/src/ATen/native/cuda/SoftMax.cu; seen in an H200's counters).
 """
 
 from __future__ import annotations

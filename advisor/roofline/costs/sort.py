@@ -31,7 +31,7 @@ def sort(call: OpCall) -> Result:
 
 @cost("aten::topk", "aten::kthvalue")
 def topk(call: OpCall) -> Result:
-    """Each digit pass reads all keys and writes digit counts; then the keys are read again to gather the best k."""
+    """Each digit pass reads all keys and writes digit counts; then the keys are read to gather the best k."""
     x, k = tensor(call, 0), integer(call, 1)
     if not x.shape or not 0 < k <= max(x.shape):
         raise Unknown("k does not fit")
@@ -66,7 +66,7 @@ def unique(call: OpCall) -> Result:
 
 @cost("aten::nonzero", "aten::masked_select", "aten::nonzero_static")
 def nonzero(call: OpCall) -> Result:
-    """Counts, then compacts. How many are found is not recorded, so what is written is unknown: counted as none."""
+    """Counts, then compacts. How many are found is not recorded: what is written is counted as none."""
     x = tensor(call, 0)
     read = sum(footprint(arg) for arg in call.inputs if isinstance(arg, Tensor) and arg.shape)
     main = Cost(0.0, read or footprint(x), 0.0, "none")

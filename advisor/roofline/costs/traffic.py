@@ -10,8 +10,8 @@ import math
 from advisor.roofline.costs import roles
 from advisor.roofline.costs.model import Launch, OpCall
 
-#: Half of the L2 holds what a block re-reads: the other half sits behind the chip's other partition, or is taken
-#: up by what is written meanwhile.
+#: Half of the L2 holds what a block re-reads: the other half sits behind the chip's other partition, or is
+#: taken up by what is written meanwhile.
 _USABLE = 0.5
 
 
@@ -46,10 +46,10 @@ def gemm_reread(
 ) -> float:
     """Bytes that a tiled matrix product fetches again.
 
-    The blocks that run at once (a wave) cover a near-square patch of the output, and share the rows of A and the
-    columns of B that it needs. Where the smaller operand does not stay in the cache, each wave fetches its panels
-    anew: ``waves * (patch_rows * k + patch_columns * k)`` instead of ``m * k + k * n``. Derived; it matches the
-    measured reads of cuBLAS' nvjet kernels on an H200 within 20 %.
+    The blocks that run at once (a wave) cover a near-square patch of the output, and share the rows of A and
+    the columns of B that it needs. Where the smaller operand does not stay in the cache, each wave fetches
+    its panels anew: ``waves * (patch_rows * k + patch_columns * k)`` instead of ``m * k + k * n``. Derived;
+    it matches the measured reads of cuBLAS' nvjet kernels on an H200 within 20 %.
     """
     cache, processors = cache_bytes(call), sm_count(call)
     sides = roles.tile(launch.name)
