@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import msgspec
 import numpy as np
 
+from advisor.trace.arguments import Arguments
 from advisor.trace.events import KERNEL, MEMCPY, MEMSET, DeviceEvents, Events, Loss, RuntimeEvents, Trace
+from advisor.trace.wire import UNDECODABLE
 
-_OP_CATS = frozenset({"cpu_op", "Operator"})
-_RUNTIME_CATS = frozenset(
-    {"cuda_runtime", "cuda_driver", "Runtime", "hip_runtime", "xpu_runtime", "xpu_driver"}
-)
+_KINDS = {
+    "cpu_op": "op", "Operator": "op",
+    "cuda_runtime": "runtime", "cuda_driver": "runtime", "Runtime": "runtime", "hip_runtime": "runtime",
+    "xpu_runtime": "runtime", "xpu_driver": "runtime",
+    "kernel": "device", "Kernel": "device", "gpu_memcpy": "device", "Memcpy": "device",
+    "gpu_memset": "device", "Memset": "device",
+    "user_annotation": "annotation",
+    "python_function": "python",
+}  # fmt: skip
 _DEVICE_KINDS = {
     "kernel": KERNEL, "Kernel": KERNEL,
     "gpu_memcpy": MEMCPY, "Memcpy": MEMCPY,
@@ -23,26 +30,39 @@ _DEVICE_KINDS = {
 }  # fmt: skip
 #: Ranges that older profilers filed under operators.
 _RANGE_PREFIXES = ("ProfilerStep#", "Optimizer.", "enumerate(DataLoader)", "advisor::")
+#: Times beyond this many microseconds do not fit int64 nanoseconds.
+_MAX_US = 9e15
+#: A trace whose times lie past this counts from an epoch, so that an event at 0 has no real time.
+_EPOCH_NS = 86_400 * 10**9
+
+_DETAILS = {
+    "not_an_event": "entries among the events are not events and were left out",
+    "bad_time": "events whose time is missing or not a number were left out",
+    "stray_time": "events at time zero or before, far from all others, were left out",
+    "negative_duration": "events with a negative duration were taken as instants",
+    "no_duration": "events without a duration were taken as instants",
+    "bad_args": "events whose arguments could not be read lost their correlation",
+}
 
 
 class _DeviceArgs(msgspec.Struct, gc=False):
-    correlation: int | str | None = None
-    device: int | str | None = None
-    stream: int | str | None = None
-    bytes: int | float | str | None = None
+    correlation: int | None = None
+    device: int | None = None
+    stream: int | None = None
+    bytes: int | float | None = None
     grid: list[int] | None = None
 
 
 class _RuntimeArgs(msgspec.Struct, gc=False):
-    correlation: int | str | None = None
+    correlation: int | None = None
 
 
 _DEVICE_ARGS = msgspec.json.Decoder(_DeviceArgs)
 _RUNTIME_ARGS = msgspec.json.Decoder(_RuntimeArgs)
 
 
-class _Interner(dict):
-    """Maps a value to its position in `values`, adding it on first sight."""
+class _Interner(dict[Any, int]):
+    """Maps a value to its position in `values_seen`, adding it on first sight."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -66,121 +86,151 @@ class _Tracks(_Interner):
         return super().__missing__(key)
 
 
-def build_trace(
-    events: list[Any], meta: dict[str, Any], path: str, size_bytes: int | None, losses: list[Loss]
-) -> Trace:
-    """Sort decoded events into columns by kind.
-
-    Args:
-        events: objects with the attributes of `read.RawEvent`; emptied on the way to free memory early.
-        meta: the file's other top-level entries.
-        path: for messages.
-        size_bytes: stored size of the file, or None.
-        losses: what is known to be lost so far; more may be added.
-    """
-    count = len(events)
-    buckets = _by_kind(events)
-    events.clear()
-    names, tracks, tally = _Interner(), _Tracks(), _Tally()
-
-    def columns(bucket: list[Any]) -> tuple[list[Any], dict[str, Any]]:
-        return _common_columns(bucket, names, tracks, tally)
-
-    ops, op_columns = columns(buckets.pop("op", []))
-    runtime, runtime_columns = columns(buckets.pop("runtime", []))
-    device, device_columns = columns(buckets.pop("device", []))
-    annotations, annotation_columns = columns(buckets.pop("annotation", []))
-    python, python_columns = columns(buckets.pop("python", []))
-    return Trace(
-        path=path,
-        size_bytes=size_bytes,
-        ops=Events(**op_columns),
-        runtime=RuntimeEvents(**runtime_columns, correlation=_correlations(runtime, tally)),
-        device=DeviceEvents(**device_columns, **_device_columns(device, tally)),
-        annotations=Events(**annotation_columns),
-        python=Events(**python_columns),
-        names=[name if isinstance(name, str) else str(name) for name in names.values_seen],
-        tracks=tracks.values_seen,
-        event_count=count,
-        meta=meta,
-        losses=losses + tally.losses(),
-    )
+#: Further columns from events, the text of their arguments, and the tally of what was odd.
+_Extra = Callable[[list[Any], list[bytes], Counter[str]], dict[str, np.ndarray]]
 
 
-class _Tally:
-    """Counts of events that were out of order in some way."""
+class _Part:
+    """Columns of one kind of event, batch upon batch."""
 
-    _DETAILS = {
-        "bad_time": "events whose time is missing or not a number were left out",
-        "negative_duration": "events with a negative duration were taken as instants",
-        "no_duration": "events without a duration were taken as instants",
-        "bad_args": "events whose arguments have unexpected types lost their correlation",
-    }
+    def __init__(
+        self, extra: Callable[[list[Any], list[bytes], Counter[str]], dict[str, np.ndarray]]
+    ) -> None:
+        self._extra = extra
+        self._columns: dict[str, list[np.ndarray]] = defaultdict(list)
+        self._args: list[tuple[bytes, np.ndarray]] = []
+        self.add([], _Interner(), _Tracks(), Counter())
+
+    def add(self, events: list[Any], names: _Interner, tracks: _Tracks, odd: Counter[str]) -> None:
+        n = len(events)
+        ts_us = _floats([e.ts for e in events])
+        dur_us = _floats([e.dur for e in events])
+        usable = (np.abs(ts_us) < _MAX_US) & ~(np.abs(dur_us) > _MAX_US)
+        if not usable.all():
+            odd["bad_time"] += int(n - usable.sum())
+            events = [events[i] for i in np.flatnonzero(usable).tolist()]
+            ts_us, dur_us, n = ts_us[usable], dur_us[usable], len(events)
+        odd["no_duration"] += int(np.isnan(dur_us).sum())
+        odd["negative_duration"] += int((dur_us < 0).sum())
+        texts = [bytes(e.args) for e in events]
+        columns = {
+            "name": np.fromiter((names[e.name] for e in events), np.int32, n),
+            "ts_ns": np.rint(ts_us * 1000).astype(np.int64),
+            "dur_ns": np.rint(np.fmax(dur_us, 0) * 1000).astype(np.int64),
+            "track": np.fromiter((tracks[e.pid, e.tid] for e in events), np.int32, n),
+            **self._extra(events, texts, odd),
+        }
+        for key, column in columns.items():
+            self._columns[key].append(column)
+        self._args.append((b"".join(texts), np.fromiter(map(len, texts), np.int32, n)))
+
+    def ordered(self, odd: Counter[str], epoch: bool) -> dict[str, Any]:
+        """All columns, by start and then longer first; `epoch` where times count from one."""
+        columns: dict[str, Any] = {}
+        for key in list(self._columns):
+            columns[key] = np.concatenate(self._columns.pop(key))
+        columns["args"] = Arguments.pack(self._args)
+        self._args = []
+        ts_ns, dur_ns = columns["ts_ns"], columns["dur_ns"]
+        order = np.lexsort((-dur_ns, ts_ns))
+        if epoch:
+            stray = int((ts_ns <= 0).sum())
+            odd["stray_time"] += stray
+            order = order[stray:]
+        return {key: column.take(order) for key, column in columns.items()}
+
+    def starts(self) -> list[np.ndarray]:
+        """int64 arrays of the starts so far."""
+        return self._columns["ts_ns"]
+
+
+class TraceBuilder:
+    """Turns batches of decoded events into a trace, holding on to none of them."""
 
     def __init__(self) -> None:
-        self.counts: dict[str, int] = defaultdict(int)
+        self.event_count = 0
+        self._names, self._tracks = _Interner(), _Tracks()
+        self._odd: Counter[str] = Counter()
+        self._parts = {
+            "op": _Part(_nothing),
+            "runtime": _Part(_correlations),
+            "device": _Part(_device_columns),
+            "annotation": _Part(_nothing),
+            "python": _Part(_nothing),
+        }
 
-    def losses(self) -> list[Loss]:
-        return [Loss(kind, n, self._DETAILS[kind]) for kind, n in self.counts.items() if n]
+    def add(self, events: Iterable[Any]) -> None:
+        """Take in events, objects with the attributes of `wire.RawEvent`."""
+        events = list(events)
+        self.event_count += len(events)
+        buckets: dict[str, list[Any]] = {kind: [] for kind in self._parts}
+        for event in events:
+            if event.ph != "X":
+                if not event.ph:
+                    self._odd["not_an_event"] += 1
+                    self.event_count -= 1
+                continue
+            kind = _KINDS.get(event.cat)
+            if kind is None:
+                continue
+            if kind == "op" and str(event.name).startswith(_RANGE_PREFIXES):
+                kind = "annotation"
+            buckets[kind].append(event)
+        for kind, bucket in buckets.items():
+            if bucket:
+                self._parts[kind].add(bucket, self._names, self._tracks, self._odd)
+
+    def finish(
+        self, meta: dict[str, Any], path: str, size_bytes: int | None, losses: Iterable[Loss] = ()
+    ) -> Trace:
+        """The trace; the builder is spent.
+
+        Args:
+            meta: the file's other top-level entries.
+            path: for messages.
+            size_bytes: stored size of the file, or None.
+            losses: what is known to be lost so far; what was odd in the events is added.
+        """
+        starts = np.concatenate([start for part in self._parts.values() for start in part.starts()])
+        epoch = len(starts) > 0 and bool(np.median(starts) > _EPOCH_NS)
+        del starts
+        tables = {kind: self._parts.pop(kind).ordered(self._odd, epoch) for kind in list(self._parts)}
+        odd = [Loss(kind, count, _DETAILS[kind]) for kind, count in self._odd.items() if count]
+        return Trace(
+            path=path,
+            size_bytes=size_bytes,
+            ops=Events(**tables["op"]),
+            runtime=RuntimeEvents(**tables["runtime"]),
+            device=DeviceEvents(**tables["device"]),
+            annotations=Events(**tables["annotation"]),
+            python=Events(**tables["python"]),
+            names=[name if isinstance(name, str) else str(name) for name in self._names.values_seen],
+            tracks=self._tracks.values_seen,
+            event_count=self.event_count,
+            meta=meta,
+            losses=[*losses, *odd],
+        )
 
 
-def _by_kind(events: Iterable[Any]) -> dict[str, list[Any]]:
-    buckets: dict[str, list[Any]] = defaultdict(list)
-    ops, runtime, device = buckets["op"], buckets["runtime"], buckets["device"]
-    for event in events:
-        if event.ph != "X":
-            continue
-        cat = event.cat
-        if cat in _OP_CATS:
-            if str(event.name).startswith(_RANGE_PREFIXES):
-                buckets["annotation"].append(event)
-            else:
-                ops.append(event)
-        elif cat in _RUNTIME_CATS:
-            runtime.append(event)
-        elif cat in _DEVICE_KINDS:
-            device.append(event)
-        elif cat == "user_annotation":
-            buckets["annotation"].append(event)
-        elif cat == "python_function":
-            buckets["python"].append(event)
-    return buckets
+def build_trace(
+    events: Iterable[Any],
+    meta: dict[str, Any],
+    path: str,
+    size_bytes: int | None,
+    losses: Iterable[Loss] = (),
+) -> Trace:
+    """A trace from events that are all at hand; see `TraceBuilder`."""
+    builder = TraceBuilder()
+    builder.add(events)
+    return builder.finish(meta, path, size_bytes, losses)
 
 
-def _common_columns(
-    bucket: list[Any], names: _Interner, tracks: _Tracks, tally: _Tally
-) -> tuple[list[Any], dict[str, Any]]:
-    """Events that have a usable time, in order, and their columns."""
-    n = len(bucket)
-    ts_us = _floats(bucket, n, lambda e: e.ts)
-    dur_us = _floats(bucket, n, lambda e: e.dur)
-    usable = np.isfinite(ts_us) & (np.abs(ts_us) < 9e15) & ~(np.abs(dur_us) > 9e15)
-    tally.counts["bad_time"] += int(n - usable.sum())
-    tally.counts["no_duration"] += int(np.isnan(dur_us[usable]).sum())
-    dur_us = np.nan_to_num(dur_us, nan=0.0, posinf=0.0, neginf=0.0)
-    tally.counts["negative_duration"] += int((dur_us[usable] < 0).sum())
-    ts_ns = np.zeros(n, np.int64)
-    ts_ns[usable] = np.rint(ts_us[usable] * 1000)
-    dur_ns = np.rint(np.clip(dur_us, 0, 9e15) * 1000).astype(np.int64)
-    order = np.lexsort((-dur_ns, ts_ns))
-    order = order[usable[order]]
-    name = np.fromiter((names[e.name] for e in bucket), np.int32, n)
-    track = np.fromiter((tracks[e.pid, e.tid] for e in bucket), np.int32, n)
-    ordered = [bucket[i] for i in order.tolist()]
-    return ordered, {
-        "name": name[order],
-        "ts_ns": ts_ns[order],
-        "dur_ns": dur_ns[order],
-        "track": track[order],
-        "args": [e.args for e in ordered],
-    }
-
-
-def _floats(bucket: list[Any], n: int, get: Callable[[Any], Any]) -> np.ndarray:
+def _floats(values: list[Any]) -> np.ndarray:
+    """float64 (n,), NaN for what is no number."""
     try:
-        return np.fromiter(map(get, bucket), np.float64, n)
+        return np.fromiter(values, np.float64, len(values))
     except (TypeError, ValueError):
-        return np.fromiter((_as_float(get(e)) for e in bucket), np.float64, n)
+        return np.fromiter(map(_as_float, values), np.float64, len(values))
 
 
 def _as_float(value: Any) -> float:
@@ -190,39 +240,47 @@ def _as_float(value: Any) -> float:
         return math.nan
 
 
-def _as_int(value: Any, missing: int = -1) -> int:
+def _as_int(value: Any, limit: int = 1 << 62) -> int:
+    """A whole number of magnitude below `limit`, or -1."""
+    if isinstance(value, bool):
+        return -1
     try:
         number = int(value)
     except (TypeError, ValueError, OverflowError):
-        return missing
-    return number if -(1 << 62) < number < 1 << 62 else missing
+        return -1
+    return number if -1 <= number < limit else -1
 
 
-def _correlations(events: list[Any], tally: _Tally) -> np.ndarray:
+def _nothing(events: list[Any], texts: list[bytes], odd: Counter[str]) -> dict[str, np.ndarray]:
+    return {}
+
+
+def _correlations(events: list[Any], texts: list[bytes], odd: Counter[str]) -> dict[str, np.ndarray]:
     found = np.full(len(events), -1, np.int64)
     decode = _RUNTIME_ARGS.decode
-    for i, event in enumerate(events):
+    for i, text in enumerate(texts):
         try:
-            found[i] = decode(event.args).correlation
-        except (msgspec.DecodeError, TypeError, ValueError, OverflowError):
-            found[i] = _as_int(_loose(event.args, tally).get("correlation"))
-    return found
+            correlation = decode(text).correlation
+        except UNDECODABLE:
+            correlation = _loose(text, odd).get("correlation")
+        found[i] = _as_int(correlation)
+    return {"correlation": found}
 
 
-def _device_columns(events: list[Any], tally: _Tally) -> dict[str, np.ndarray]:
+def _device_columns(events: list[Any], texts: list[bytes], odd: Counter[str]) -> dict[str, np.ndarray]:
     n = len(events)
     correlation, size, grid = (np.full(n, -1, np.int64) for _ in range(3))
     device, stream = (np.full(n, -1, np.int32) for _ in range(2))
     decode = _DEVICE_ARGS.decode
-    for i, event in enumerate(events):
+    for i, text in enumerate(texts):
         try:
-            args = decode(event.args)
-            correlation[i], device[i], stream[i] = args.correlation, args.device, args.stream
-        except (msgspec.DecodeError, TypeError, ValueError, OverflowError):
-            args = _lenient_device_args(_loose(event.args, tally))
-            correlation[i], device[i], stream[i] = args.correlation, args.device, args.stream
-        if args.bytes is not None:
-            size[i] = _as_int(args.bytes)
+            args = decode(text)
+        except UNDECODABLE:
+            args = _lenient_device_args(_loose(text, odd))
+        correlation[i] = _as_int(args.correlation)
+        device[i] = _as_int(args.device, 1 << 31)
+        stream[i] = _as_int(args.stream, 1 << 31)
+        size[i] = _as_int(args.bytes)
         if args.grid is not None:
             grid[i] = _as_int(math.prod(args.grid))
     return {
@@ -236,24 +294,21 @@ def _device_columns(events: list[Any], tally: _Tally) -> dict[str, np.ndarray]:
 
 
 def _lenient_device_args(args: dict[str, Any]) -> _DeviceArgs:
-    small = {key: _as_int(args.get(key)) for key in ("correlation", "device", "stream")}
-    for key in ("device", "stream"):
-        if not -1 <= small[key] < 1 << 31:
-            small[key] = -1
     grid = args.get("grid")
-    if not (isinstance(grid, list) and all(isinstance(g, int) for g in grid)):
+    if not (isinstance(grid, list) and grid and all(type(g) is int for g in grid)):
         grid = None
-    return _DeviceArgs(**small, bytes=args.get("bytes"), grid=grid)
+    numbers = {key: _as_int(args.get(key)) for key in ("correlation", "device", "stream", "bytes")}
+    return _DeviceArgs(**numbers, grid=grid)
 
 
-def _loose(raw: msgspec.Raw, tally: _Tally) -> dict[str, Any]:
-    if not len(bytes(raw)):
+def _loose(text: bytes, odd: Counter[str]) -> dict[str, Any]:
+    if not text:
         return {}
     try:
-        args = msgspec.json.decode(raw)
-    except msgspec.DecodeError:
+        args = msgspec.json.decode(text)
+    except UNDECODABLE:
         args = None
     if not isinstance(args, dict):
-        tally.counts["bad_args"] += 1
+        odd["bad_args"] += 1
         return {}
     return args

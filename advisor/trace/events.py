@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
+
+from advisor.trace.arguments import Arguments
 
 Raw = msgspec.Raw
 _E = TypeVar("_E", bound="Events")
@@ -33,7 +36,7 @@ class Events:
     ts_ns: np.ndarray
     dur_ns: np.ndarray
     track: np.ndarray
-    args: list[Raw]
+    args: Sequence[Raw]
 
     def __len__(self) -> int:
         return len(self.ts_ns)
@@ -51,7 +54,8 @@ class Events:
             column: getattr(self, column)[index] for column in self.__dataclass_fields__ if column != "args"
         }
         args = self.args
-        return type(self)(args=[args[i] for i in index.tolist()], **columns)
+        taken = args.take(index) if isinstance(args, Arguments) else [args[i] for i in index.tolist()]
+        return type(self)(args=taken, **columns)
 
 
 @dataclass(slots=True, eq=False)

@@ -1,7 +1,8 @@
 """Read a trace file into columns.
 
-The fast path decodes straight into typed structs with `args` left as raw JSON. A file that it cannot
-take goes to `repair`, which saves what it can and counts the rest.
+A file is decoded some megabytes at a time into typed structs with `args` left as raw JSON, and each batch
+is turned into columns at once. A file that cannot be cut that way is decoded whole; one that is not valid
+goes to `repair`, which saves what it can and counts the rest.
 """
 
 from __future__ import annotations
@@ -9,15 +10,16 @@ from __future__ import annotations
 import gc
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from advisor.errors import InputError
-from advisor.trace.columns import build_trace
+from advisor.trace.columns import TraceBuilder
 from advisor.trace.events import Loss, Trace
-from advisor.trace.repair import describe, salvage
-from advisor.trace.sources import read_bytes
+from advisor.trace.repair import Salvager, describe
+from advisor.trace.sources import BrokenGzip, Source
+from advisor.trace.stream import EventStream, NotStreamable
 from advisor.trace.wire import EVENTS, TRACE, UNDECODABLE, RawEvent, RawTrace, checked
 
 _LIST = re.compile(rb"\s*\[")
@@ -36,27 +38,43 @@ def read_trace(path: str | os.PathLike[str], *, limit_bytes: int | None = None) 
     Raises:
         InputError: nothing in it can be read as a trace.
     """
-    name = os.fspath(path)
-    data, size, broken = read_bytes(name, limit_bytes)
-    losses = []
-    if broken:
-        losses.append(Loss("gzip", 1, "the gzip stream breaks off; what came before was kept"))
-    return decode_trace(data, name, size, losses)
+    source = Source(os.fspath(path), limit_bytes)
+    try:
+        return _streamed(source)
+    except (NotStreamable, BrokenGzip, *UNDECODABLE):
+        data, broken = source.whole()
+    losses = [Loss("gzip", 1, "the gzip stream breaks off; what came before was kept")] if broken else []
+    return decode_trace(data, source.path, source.size_bytes, losses)
 
 
-def decode_trace(data: bytes, path: str, size_bytes: int | None, losses: list[Loss] | None = None) -> Trace:
-    """Turn the bytes of a trace file into columns; see `read_trace`."""
-    losses = list(losses or ())
+def decode_trace(data: bytes, path: str, size_bytes: int | None, losses: Iterable[Loss] = ()) -> Trace:
+    """Turn the bytes of a trace file into columns, repairing what needs it; see `read_trace`."""
+    builder = TraceBuilder()
     with _gc_paused():
         try:
             events, meta = _decode(data)
+            builder.add(events)
+            del events
         except UNDECODABLE:
-            events, meta, repaired = salvage(data)
-            losses += repaired
-        if not any(event.ph for event in events):
+            salvager = Salvager(data)
+            for batch in salvager.batches():
+                builder.add(batch)
+            meta = salvager.meta()
+            losses = [*losses, *salvager.losses()]
+        if not builder.event_count:
             raise InputError(f"{path}: not a profiler trace: it is {describe(data)}")
         del data
-        return build_trace(events, meta, path, size_bytes, losses)
+        return builder.finish(meta, path, size_bytes, losses)
+
+
+def _streamed(source: Source) -> Trace:
+    stream, builder = EventStream(source.pieces()), TraceBuilder()
+    with _gc_paused():
+        for batch in stream:
+            builder.add(batch)
+        if not builder.event_count:
+            raise NotStreamable
+        return builder.finish(stream.meta, source.path, source.size_bytes)
 
 
 def _decode(data: bytes) -> tuple[list[RawEvent], dict[str, Any]]:

@@ -17,7 +17,7 @@ import msgspec
 
 from advisor.trace.events import Loss
 from advisor.trace.mend import MENDS, object_end, substitute, untouched
-from advisor.trace.wire import EVENT, EVENTS, META_KEYS, UNDECODABLE, RawEvent, checked
+from advisor.trace.wire import EVENT, EVENTS, LIST_OPENS, META_KEYS, OPENING, UNDECODABLE, RawEvent, checked
 
 #: Bytes decoded at once: small, so that one bad event makes few others take the slow way.
 BLOCK_BYTES = 256 << 10
@@ -26,8 +26,6 @@ _MAX_FRAGMENTS = 6
 #: Longest stretch of the file's head or tail that is searched for entries other than events.
 _MAX_META_BYTES = 16 << 20
 
-_OPENING = re.compile(rb'\{\s*"(?:ph|cat|name|pid|tid|ts|dur|args|id|bp|s)"\s*:')
-_LIST_OPENS = re.compile(rb'\A\s*\[|"traceEvents"\s*:\s*\[')
 _SEPARATORS = b", \t\r\n"
 
 #: Events that no mending saved, after which the rest that do not decode are counted only.
@@ -59,19 +57,19 @@ def salvage(data: bytes) -> tuple[list[RawEvent], dict[str, Any], list[Loss]]:
         The events (none where the bytes are no trace at all), the other top-level entries, and what was
         mended or lost. Byte offsets are those of the UTF-8 text without its byte-order mark.
     """
-    salvager = _Salvager(data)
+    salvager = Salvager(data)
     events = [event for batch in salvager.batches() for event in batch]
     return events, salvager.meta(), salvager.losses()
 
 
-class _Salvager:
+class Salvager:
     """One pass over a broken file, block by block."""
 
     def __init__(self, data: bytes) -> None:
         self._counts: dict[str, int] = {}
         self._first_at: dict[str, int] = {}
         self._data = data = self._as_utf8(data)
-        opens = _LIST_OPENS.search(data)
+        opens = LIST_OPENS.search(data)
         self._start = self._tail = _next_opening(data, opens.end() if opens else 0)
         #: Inside the list of events; outside it, objects may be anything and are no loss.
         self._in_list = True
@@ -89,7 +87,7 @@ class _Salvager:
                 batch, end = self._one_by_one(start, end)
             yield batch
             start = end
-        if _LIST_OPENS.search(data) and self._in_list and "truncated" not in self._counts:
+        if LIST_OPENS.search(data) and self._in_list and "truncated" not in self._counts:
             self._count("truncated", len(data))
 
     def meta(self) -> dict[str, Any]:
@@ -171,7 +169,7 @@ class _Salvager:
         if junk and self._in_list:
             self._count("not_an_event", offset, len(junk))
         if closing:
-            self._in_list = bool(_LIST_OPENS.search(after))
+            self._in_list = bool(LIST_OPENS.search(after))
 
     def _passed(self, offset: int) -> None:
         if self._in_list:
@@ -253,7 +251,7 @@ def _decode_first(text: bytes) -> tuple[RawEvent, bytes]:
 
 def _next_opening(data: bytes, start: int) -> int:
     """Where the next object that looks like an event begins; the end of data where none does."""
-    found = _OPENING.search(data, start)
+    found = OPENING.search(data, start)
     return found.start() if found else len(data)
 
 

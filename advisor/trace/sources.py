@@ -1,4 +1,4 @@
-"""Where traces come from: files, folders, globs, stdin and URLs, opened within a memory limit."""
+"""Where traces come from: files, folders, globs, stdin and URLs, read within a limit of size."""
 
 from __future__ import annotations
 
@@ -8,8 +8,13 @@ import os
 import re
 import sys
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, BinaryIO
+
+from isal import igzip
+from isal.igzip_lib import IsalError
 
 from advisor.errors import InputError
 
@@ -17,8 +22,14 @@ from advisor.errors import InputError
 SUFFIXES = (".json", ".json.gz")
 #: JSON files of our own that lie beside traces.
 _NOT_TRACES = re.compile(r"^(report|context|journal)\b.*\.json$|\.(context|report)\.json$")
-_CHUNK_BYTES = 16 << 20
+_GZIP_MAGIC = b"\x1f\x8b"
+_PIECE_BYTES = 4 << 20
+_BITE_BYTES = 512
 _RANK = re.compile(r"rank[-_. ]?(\d{1,6})(?!\d)", re.IGNORECASE)
+
+
+class BrokenGzip(Exception):
+    """A gzip stream that breaks off or is damaged; `Source.whole` keeps what comes before."""
 
 
 def rank_in_name(name: str) -> int | None:
@@ -44,7 +55,7 @@ def find_traces(paths: Iterable[str | os.PathLike[str]]) -> list[str]:
     found: dict[str, None] = {}
     for given in paths:
         path = os.fspath(given)
-        if path == "-" or os.path.isfile(path):
+        if path == "-" or (os.path.exists(path) and not os.path.isdir(path)):
             found[path] = None
             continue
         matches = _remote_matches(path) if is_url(path) else _local_matches(path)
@@ -63,33 +74,114 @@ def default_limit_bytes() -> int:
     return min(memory // 3, 32 << 30)
 
 
-def read_bytes(path: str, limit_bytes: int | None = None) -> tuple[bytes, int | None, bool]:
-    """Read one trace file whole, unpacking gzip (told by content, not by name).
+class Source:
+    """One trace file, to be read in pieces and, where that does not do, whole.
 
     Args:
         path: a file, ``-`` for stdin, or an fsspec URL.
         limit_bytes: uncompressed size to refuse beyond; `default_limit_bytes` where None.
 
-    Returns:
-        The uncompressed bytes, the stored size (None for stdin) and whether the gzip stream broke off.
+    Attributes:
+        size_bytes: size as stored, or None for a stream.
 
     Raises:
         InputError: it cannot be opened, is empty, or is larger than the limit.
     """
-    limit = default_limit_bytes() if limit_bytes is None else limit_bytes
-    try:
-        stored = _stored_bytes(path, limit)
-    except (OSError, ImportError, ValueError) as error:
-        raise InputError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from error
-    if not stored:
-        raise InputError(f"{path}: the file is empty")
-    size = None if path == "-" else len(stored)
-    if stored[:2] != b"\x1f\x8b":
-        return stored, size, False
-    data, broken = _gunzip(path, stored, limit)
-    if not data:
-        raise InputError(f"{path}: the gzip stream is broken from its start; capture or copy the file again")
-    return data, size, broken
+
+    def __init__(self, path: str, limit_bytes: int | None = None) -> None:
+        self.path = path
+        self._limit = default_limit_bytes() if limit_bytes is None else limit_bytes
+        #: Content of what cannot be read twice.
+        self._stored: bytes | None = None
+        with self._errors():
+            if not is_url(path) and os.path.isfile(path):
+                self.size_bytes: int | None = os.path.getsize(path)
+            else:
+                self._stored = _read_once(path, self._limit)
+                self.size_bytes = len(self._stored) if is_url(path) else None
+            stored = self.size_bytes if self._stored is None else len(self._stored)
+            with self._open() as file:
+                self._gzip = file.read(2) == _GZIP_MAGIC
+        if not stored:
+            raise InputError(f"{path}: the file is empty")
+        if stored > self._limit:
+            raise self._too_large()
+
+    def pieces(self) -> Iterator[bytes]:
+        """The uncompressed content, some megabytes at a time.
+
+        Raises:
+            BrokenGzip: the compressed stream breaks off or is damaged here.
+        """
+        total = 0
+        with self._errors(), self._open() as file:
+            stream = igzip.GzipFile(fileobj=file) if self._gzip else file
+            while piece := _next_piece(stream):
+                total += len(piece)
+                if total > self._limit:
+                    raise self._too_large()
+                yield piece
+
+    def whole(self) -> tuple[bytes, bool]:
+        """The uncompressed content, up to where the gzip stream breaks off, and whether it does."""
+        try:
+            return b"".join(self.pieces()), False
+        except BrokenGzip:
+            pass
+        with self._errors(), self._open() as file:
+            data = b"".join(self._before_break(file))
+        if not data:
+            raise InputError(
+                f"{self.path}: the gzip stream is broken from its start; capture or copy the file again"
+            )
+        return data, True
+
+    def _before_break(self, file: BinaryIO) -> Iterator[bytes]:
+        """Fed in small bites, since the bite in which the break lies is lost; another stream may follow."""
+        unpacker, total, bite = zlib.decompressobj(wbits=31), 0, b""
+        while bite or (bite := file.read(_BITE_BYTES)):
+            try:
+                piece = unpacker.decompress(bite, self._limit - total + 1)
+            except zlib.error:
+                return
+            total += len(piece)
+            if total > self._limit:
+                raise self._too_large()
+            yield piece
+            bite = unpacker.unconsumed_tail
+            if unpacker.eof:
+                bite, unpacker = unpacker.unused_data.lstrip(b"\0"), zlib.decompressobj(wbits=31)
+
+    def _open(self) -> BinaryIO:
+        return open(self.path, "rb") if self._stored is None else io.BytesIO(self._stored)
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, ImportError, ValueError) as error:
+            why = getattr(error, "strerror", None) or error
+            raise InputError(f"{self.path}: cannot be read: {why}") from error
+
+    def _too_large(self) -> InputError:
+        return InputError(
+            f"{self.path}: larger than {self._limit / 1e9:.3g} GB unpacked, the most that is read; "
+            "raise it with --max-gb, or capture fewer steps"
+        )
+
+
+def read_bytes(path: str, limit_bytes: int | None = None) -> tuple[bytes, int | None, bool]:
+    """Read one trace file whole, unpacking gzip (told by content, not by name); see `Source`.
+
+    Returns:
+        The uncompressed bytes, the stored size (None for a stream) and whether the gzip stream broke off.
+
+    Raises:
+        InputError: it cannot be opened, is empty, or is larger than the limit.
+    """
+    source = Source(path, limit_bytes)
+    data, broken = source.whole()
+    return data, source.size_bytes, broken
 
 
 def _local_matches(path: str) -> list[str]:
@@ -129,57 +221,24 @@ def _nothing_at(path: str) -> str:
     return f"{path}: no such file or folder"
 
 
-def _stored_bytes(path: str, limit: int) -> bytes:
+def _next_piece(stream: Any) -> bytes:
+    try:
+        return stream.read(_PIECE_BYTES)
+    except EOFError as error:
+        raise BrokenGzip from error
+    except (OSError, IsalError) as error:
+        if getattr(error, "errno", None) is not None:
+            raise
+        raise BrokenGzip from error
+
+
+def _read_once(path: str, limit: int) -> bytes:
     if path == "-":
-        data = sys.stdin.buffer.read(limit + 1)
-    elif is_url(path):
+        return sys.stdin.buffer.read(limit + 1)
+    if is_url(path):
         import fsspec
 
         with fsspec.open(path, "rb") as stream:
-            data = stream.read(limit + 1)
-    else:
-        with open(path, "rb") as file:
-            if os.fstat(file.fileno()).st_size > limit:
-                raise _too_large(path, limit)
-            data = file.read(limit + 1)
-    if len(data) > limit:
-        raise _too_large(path, limit)
-    return data
-
-
-def _gunzip(path: str, stored: bytes, limit: int) -> tuple[bytes, bool]:
-    from isal import igzip, isal_zlib
-
-    pieces, total = [], 0
-    try:
-        with igzip.GzipFile(fileobj=io.BytesIO(stored)) as unpacked:
-            while piece := unpacked.read(_CHUNK_BYTES):
-                total += len(piece)
-                if total > limit:
-                    raise _too_large(path, limit)
-                pieces.append(piece)
-    except (OSError, EOFError, isal_zlib.error):
-        return _rescue_gzip(path, stored, limit), True
-    return b"".join(pieces), False
-
-
-def _rescue_gzip(path: str, stored: bytes, limit: int) -> bytes:
-    """All that lies before the break, fed in small bites so that the last good block is kept."""
-    unpacker, pieces, total = zlib.decompressobj(wbits=31), [], 0
-    for start in range(0, len(stored), 4096):
-        try:
-            piece = unpacker.decompress(stored[start : start + 4096], limit + 1)
-        except zlib.error:
-            break
-        total += len(piece)
-        if total > limit:
-            raise _too_large(path, limit)
-        pieces.append(piece)
-    return b"".join(pieces)
-
-
-def _too_large(path: str, limit: int) -> InputError:
-    return InputError(
-        f"{path}: larger than {limit / 1e9:.1f} GB unpacked, more than is read on this machine by default; "
-        "raise it with --max-gb, or capture fewer steps"
-    )
+            return stream.read(limit + 1)
+    with open(path, "rb") as file:
+        return file.read(limit + 1)

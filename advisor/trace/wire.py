@@ -62,6 +62,19 @@ EVENT = msgspec.json.Decoder(RawEvent)
 EVENTS = msgspec.json.Decoder(list[RawEvent])
 TRACE = msgspec.json.Decoder(RawTrace)
 
+
+class _RawHead(RawMeta):
+    traceEvents: Raw = Raw()
+
+
+#: The head of a file, with its list of events left out.
+HEAD = msgspec.json.Decoder(_RawHead)
+
+#: How an object begins that is most likely an event.
+OPENING = re.compile(rb'\{\s*"(?:ph|cat|name|pid|tid|ts|dur|args|id|bp|s)"\s*:')
+#: Where the list of events begins.
+LIST_OPENS = re.compile(rb'\A\s*\[|"traceEvents"\s*:\s*\[')
+
 _SURROGATE = re.compile(rb"\\(?:u[dD][89abAB]..\\u[dD][c-fC-F]..|(u[dD][89a-fA-F]..)|.)", re.DOTALL)
 
 
