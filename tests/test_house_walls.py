@@ -42,10 +42,10 @@ def test_a_hole_in_a_wall_is_reported(tmp_path: Path, module: str, line: str, br
         shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
     # WHEN one module imports what it must not
     (tmp_path / module / "intruder.py").write_text(line + "\n")
-    # THEN the wall it breaks is named, and no other is blamed
+    # THEN the wall it breaks is named
     run = lint_imports(tmp_path)
     assert run.returncode == 1, run.stdout + run.stderr
-    blamed = [row for row in run.stdout.splitlines() if row.endswith("BROKEN")]
+    blamed = [row for row in run.stdout.splitlines() if " BROKEN" in row]
     assert [row for row in blamed if broken in row], run.stdout
 
 

@@ -1,9 +1,9 @@
 """The command line answers at once and loads only what a verb needs."""
 
+import resource
 import statistics
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -16,12 +16,18 @@ def advisor(*args: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-m", "advisor.cli", *args], capture_output=True, text=True)
 
 
+def processor_seconds() -> float:
+    """Processor time of all child processes so far: unlike the clock, it holds still on a busy machine."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
 def test_help_answers_within_a_quarter_of_a_second() -> None:
     times = []
     for _ in range(5):
-        start = time.perf_counter()
+        before = processor_seconds()
         advisor("--help")
-        times.append(time.perf_counter() - start)
+        times.append(processor_seconds() - before)
     assert statistics.median(times) < 0.25
 
 
