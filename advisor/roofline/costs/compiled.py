@@ -1,8 +1,9 @@
 """Kernels that Inductor generates: their arguments are the inputs and the outputs, the latter last.
 
-What a kernel computes is known by its name alone (``triton_poi_fused_gelu_view_3``): FLOPs are an estimate,
-of each named operator once for every element of the largest argument. Which arguments are written is not
-recorded: the last tensor certainly is. One that is updated in place is counted as read.
+What a kernel computes is told by its name alone (``triton_poi_fused_gelu_view_3``). FLOPs are a modest
+estimate: one an element of the largest argument for each named operator that computes, a few for norms and
+softmax; generated code takes the fast hardware functions. Which arguments are written is not recorded: the
+last tensor certainly is. One that is updated in place is counted as read.
 """
 
 from __future__ import annotations
@@ -10,24 +11,24 @@ from __future__ import annotations
 import re
 
 from advisor.roofline.costs.args import Unknown, checked, footprint, itemsize, vector_pipe
-from advisor.roofline.costs.conventions import DIV, EXP
 from advisor.roofline.costs.model import Cost, OpCall, Tensor
 from advisor.roofline.costs.pointwise import FLOPS
 from advisor.roofline.costs.registry import cost
 
-#: Operators in fused names that are no plain elementwise ones; what moves or shapes data counts nothing.
+#: FLOPs an element of operators that are no plain elementwise ones; what moves or shapes data counts nothing.
 _OTHERS = {
-    "native_layer_norm_backward": 20, "native_layer_norm": 19, "native_group_norm": 19,
-    "_softmax_backward_data": 4, "_log_softmax_backward_data": 13, "_log_softmax": 14, "_softmax": 2 * EXP +
-    DIV + 3, "native_dropout_backward": 2, "native_dropout": 4, "native_batch_norm": 14,
-    "_native_batch_norm_legit_functional": 14, "_fused_rms_norm": 4, "var_mean": 4, "sum": 1, "mean": 1,
-    "cumsum": 1, "bernoulli": 2, "rand": 2, "embedding_dense_backward": 1, "convolution_backward": 1,
-    "_unsafe_index": 0, "embedding": 0, "nll_loss_forward": 0, "nll_loss_backward": 0,
-    "prepare_softmax_online": EXP + 2, "logsumexp": EXP + 2, "amax": 0, "amin": 0, "argmax": 0, "any": 0,
-    "all": 0,
+    "native_layer_norm_backward": 10, "native_layer_norm": 6, "native_group_norm": 6, "native_batch_norm": 6,
+    "_native_batch_norm_legit_functional": 6, "native_batch_norm_backward": 8, "_fused_rms_norm": 4,
+    "_softmax_backward_data": 4, "_log_softmax_backward_data": 4, "_log_softmax": 5, "_softmax": 5,
+    "prepare_softmax_online": 3, "logsumexp": 3, "native_dropout_backward": 2, "native_dropout": 3,
+    "var_mean": 4, "sum": 1, "mean": 1, "cumsum": 1, "embedding_dense_backward": 1, "bernoulli": 1, "rand": 1,
+    "embedding": 0, "nll_loss_forward": 0, "nll_loss_backward": 0, "amax": 0, "amin": 0, "argmax": 0, "any":
+    0, "all": 0,
 }  # fmt: skip
-_TABLE = {**FLOPS, **_OTHERS}
+_TABLE = {**{name: min(1, flops) for name, flops in FLOPS.items()}, **_OTHERS}
 _LONGEST_FIRST = re.compile("|".join(sorted((re.escape(name) for name in _TABLE), key=len, reverse=True)))
+
+_LOOK_UP = re.compile(r"embedding|index|gather|scatter")
 
 
 def flops_per_element(name: str) -> int:
@@ -48,19 +49,34 @@ def flops_per_element(name: str) -> int:
 
 @cost("triton_poi_*", "triton_red_*", "triton_per_*", "triton_mix_*", "triton_spl_*", "triton_for_*")
 def fused(call: OpCall) -> Cost:
-    """Each argument's distinct elements once; overlapping work buffers included."""
+    """Each argument's distinct elements once; of a table that is looked up, the rows picked."""
     arguments = [checked(arg) for arg in call.inputs if isinstance(arg, Tensor) and arg.shape]
     if not arguments:
         raise Unknown("arguments not recorded")
     *read, written = arguments
     largest = max(arguments, key=lambda arg: arg.numel)
-    flops = float(flops_per_element(call.name) * largest.numel)
+    looked_up = _LOOK_UP.search(call.name) is not None
+    picks = (
+        max((arg.numel for arg in arguments if arg.dtype in ("int64", "int32")), default=0)
+        if looked_up
+        else 0
+    )
+    flops = float(flops_per_element(call.name) * min(largest.numel, _rows_picked(largest, picks)))
     return Cost(
         flops,
-        sum(footprint(arg) for arg in read),
-        written.numel * itemsize(written.dtype),
+        sum(_read(arg, picks) for arg in read),
+        min(_read(written, picks), written.numel * itemsize(written.dtype)),
         "vector_fp64" if largest.dtype == "fp64" else vector_pipe("fp32", flops),
     )
+
+
+def _rows_picked(arg: Tensor, picks: int) -> float:
+    """Elements of as many rows as there are indices; all of them where nothing is looked up."""
+    return picks * arg.shape[-1] if picks and len(arg.shape) == 2 else arg.numel
+
+
+def _read(arg: Tensor, picks: int) -> float:
+    return min(footprint(arg), _rows_picked(arg, picks) * itemsize(arg.dtype))
 
 
 @cost("triton_tem_*")

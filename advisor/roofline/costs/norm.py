@@ -19,7 +19,7 @@ from advisor.roofline.costs.args import (
 )
 from advisor.roofline.costs.model import Cost, OpCall, Tensor
 from advisor.roofline.costs.registry import Result, assign, cost
-from advisor.roofline.costs.traffic import outgrows_cache
+from advisor.roofline.costs.traffic import missed
 
 _LAYER_FORWARD, _LAYER_INPUT, _LAYER_WEIGHT = 19, 15, 5
 _RMS_FORWARD, _RMS_INPUT, _RMS_WEIGHT = 4, 10, 3
@@ -117,10 +117,10 @@ def _channels(x: Tensor) -> int:
     return x.shape[1]
 
 
-def _double_read(call: OpCall, x: Tensor, names: str, bytes_per_element: float) -> bool:
-    """Whether cuDNN visits a channel twice (no ``singleread`` in its kernel's name) and forgets it."""
+def _second_read(call: OpCall, names: str, read: float, written: float, channels: int) -> float:
+    """Bytes that cuDNN reads again where it visits a channel twice (no ``singleread`` in its name)."""
     kernels = [launch for launch in call.launches if names in launch.name and "singleread" not in launch.name]
-    return bool(kernels) and outgrows_cache(call, x.numel / _channels(x) * bytes_per_element, _channels(x))
+    return read * missed(call, (read + written) / channels, channels) if kernels else 0.0
 
 
 @cost("aten::cudnn_batch_norm", "aten::native_batch_norm", "aten::miopen_batch_norm",
@@ -135,7 +135,7 @@ def batch_forward(call: OpCall) -> Result:
     pipe = vector_pipe(x.dtype)
     flops = float((_BATCH_FORWARD if training else _BATCH_EVAL) * x.numel)
     small = per_channel * (4 if weight else 2)
-    again = footprint(x) if training and _double_read(call, x, "bn_fw_tr", itemsize(x.dtype)) else 0.0
+    again = _second_read(call, "bn_fw_tr", footprint(x), _like(x), _channels(x)) if training else 0.0
     whole = Cost(flops, footprint(x) + small + again, _like(x) + (small if training else 0.0), pipe, again)
     statistics = Cost(float((_BATCH_FORWARD - 2) * x.numel), footprint(x), 2 * per_channel, pipe)
     apply = Cost(2.0 * x.numel, footprint(x) + small, _like(x), pipe)
@@ -164,8 +164,7 @@ def batch_backward(call: OpCall) -> Result:
     if a.shape != b.shape:
         raise Unknown("gradient and input differ in shape")
     per_channel, both, pipe = _channels(a) * 4.0, footprint(a) + footprint(b), vector_pipe(a.dtype)
-    width = itemsize(a.dtype) + itemsize(b.dtype)
-    again = both if _double_read(call, a, "bn_bw", width) else 0.0
+    again = _second_read(call, "bn_bw", both, _like(a), _channels(a))
     whole = Cost(
         float(_BATCH_BACKWARD * a.numel),
         both + 3 * per_channel + again,

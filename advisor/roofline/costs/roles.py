@@ -161,12 +161,10 @@ def matrix_pipe(
     return "tensor_int8" if dtype == "uint8" else "vector_fp64" if dtype == "complex128" else "none"
 
 
-_ELEMENT = (
-    re.compile(r"OpaqueType<(\d+)"),
-    re.compile(
-        r"(?:<|, |\()(c10::BFloat16|c10::Half|__half|float|double|long|int|bool|signed char|unsigned char)\b"
-    ),
-)
+_C_TYPE = r"(c10::BFloat16|c10::Half|__half|float|double|long|int|bool|signed char|unsigned char)\b"
+_ELEMENT = (re.compile(r"OpaqueType<(\d+)"), re.compile(rf"(?:<|, |\(){_C_TYPE}"))
+#: ``multi_tensor_apply`` names the scalars' type before its functor's, which is the tensors'.
+_FUNCTOR = re.compile(rf"multi_tensor_apply.*?(?:Functor|Copy)<{_C_TYPE}")
 _COLLECTIVE_DTYPE = re.compile(r"_(f16|bf16|f32|f64|f8e4m3|f8e5m2|i8|u8|i32|u32|i64|u64)(?:_|\b|\()", re.I)
 _BY_WIDTH = {1: "uint8", 2: "fp16", 4: "fp32", 8: "int64", 16: "complex128"}
 _BY_C_NAME = {
@@ -188,6 +186,9 @@ def element_dtype(kernel: str) -> str:
     if role(kernel) == "collective":
         found = _COLLECTIVE_DTYPE.search(kernel)
         return _BY_NCCL_NAME[found[1].lower()] if found else "unknown"
+    functor = _FUNCTOR.search(kernel)
+    if functor:
+        return _BY_C_NAME[functor[1]]
     width = _ELEMENT[0].search(kernel)
     if width:
         return _BY_WIDTH.get(int(width[1]), "unknown")

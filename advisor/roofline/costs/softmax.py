@@ -12,7 +12,7 @@ from advisor.roofline.costs.conventions import ADD, DIV, EXP, FMA, MUL
 from advisor.roofline.costs.copy import SCALAR_TYPES
 from advisor.roofline.costs.model import Cost, OpCall, Tensor
 from advisor.roofline.costs.registry import cost
-from advisor.roofline.costs.traffic import outgrows_cache
+from advisor.roofline.costs.traffic import missed
 
 _SINGLE_BLOCK_FORWARD = "cunn_SoftMaxForward<"
 _SINGLE_BLOCK_BACKWARD = "cunn_SoftMaxBackward<"
@@ -41,8 +41,8 @@ def forward(call: OpCall) -> Cost:
     read = footprint(x) + (footprint(tensor(call, 1)) if masked else 0.0)
     again = 0.0
     visited = row * (itemsize(x.dtype) + itemsize(dtype))
-    if _launched(call, _SINGLE_BLOCK_FORWARD) and outgrows_cache(call, visited, x.numel / row):
-        again = 2 * footprint(x)
+    if _launched(call, _SINGLE_BLOCK_FORWARD):
+        again = 2 * footprint(x) * missed(call, visited, x.numel / row)
     return Cost(float(per_element * x.numel), read + again, written, vector_pipe(x.dtype), again)
 
 
@@ -58,7 +58,7 @@ def backward(call: OpCall) -> Cost:
     if _launched(call, _SINGLE_BLOCK_BACKWARD):
         row = _row(grad, integer(call, 2))
         visited = row * (itemsize(grad.dtype) + itemsize(y.dtype) + itemsize(dtype))
-        again = footprint(grad) if outgrows_cache(call, visited, grad.numel / row) else 0.0
+        again = footprint(grad) * missed(call, visited, grad.numel / row)
     return Cost(
         float(per_element * grad.numel),
         footprint(grad) + footprint(y) + again,
