@@ -11,7 +11,7 @@ function kernelTable(data, onPick, onFamily) {
   const family = document.getElementById("family");
   const picks = [document.getElementById("bound"), document.getElementById("phase")];
   const more = document.getElementById("more");
-  const matches = document.getElementById("matches");
+  const matches = document.getElementById("found");
   const haystack = data.rows.map((row) =>
     [data.names[row[0]], row[TEXTS][NAME], row[VALUES][OP], row[VALUES][MODULE]].join("\n").toLowerCase());
   const largest = Math.max(...data.rows.map((row) => row[VALUES][SHARE] ?? 0), 1e-9);
@@ -122,12 +122,18 @@ function kernelTable(data, onPick, onFamily) {
   for (const pick of picks) offer(pick, data.rows.map((row) => row[TEXTS][Number(pick.dataset.column)]));
   offer(family, data.rows.map((row) => row[FAMILY]));
 
+  function clear() {
+    search.value = "";
+    for (const pick of picks) pick.value = "";
+    onFamily("");
+  }
+
   const refresh = () => { limit = PAGE; draw(); };
   search.addEventListener("input", refresh);
   for (const pick of picks) pick.addEventListener("change", refresh);
   family.addEventListener("change", () => onFamily(family.value));
   form.addEventListener("submit", (event) => event.preventDefault());
-  form.addEventListener("reset", () => setTimeout(() => onFamily("")));
+  document.getElementById("clear").addEventListener("click", clear);
   more.addEventListener("click", () => { limit += 200; draw(); });
   body.addEventListener("pointerover", (event) => {
     const row = event.target.closest("tr[data-row]");
@@ -140,7 +146,7 @@ function kernelTable(data, onPick, onFamily) {
   return {
     setFamily(name) { family.value = name; refresh(); },
     reveal(index) {
-      if (!found().includes(index)) { form.reset(); onFamily(""); }
+      if (!found().includes(index)) clear();
       picked = index;
       limit = Math.max(limit, found().indexOf(index) + 1);
       draw();

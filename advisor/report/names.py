@@ -19,8 +19,8 @@ _CPP = re.compile(r"(?:void )?[A-Za-z_][\w:]*[<(]")
 def short_name(name: str, width: int = 64) -> str:
     """The kernel's own name: no template arguments, parameters, return type or namespaces.
 
-    Generic launchers (``vectorized_elementwise_kernel``) keep the functor that they were launched
-    with, since it alone says what they do. Names that are not C++ come back whole, cut to `width`.
+    Generic launchers (``vectorized_elementwise_kernel``) come after the functor that they were
+    launched with, since it alone says what they do. Names that are not C++ come back whole, cut to `width`.
     """
     whole = fmt.one_line(name)
     text = whole.replace("(anonymous namespace)::", "")
@@ -31,7 +31,7 @@ def short_name(name: str, width: int = 64) -> str:
     if not re.fullmatch(r"[\w.~]+", own):
         return fmt.shorten(whole, width)
     if _GENERIC.search(own) and (functor := _functor(arguments, own)):
-        own = functor if own in _NAMELESS else f"{own} · {functor}"
+        return _with_launcher(functor, own, width)
     return fmt.shorten(own, width)
 
 
@@ -50,6 +50,15 @@ def _split_template(text: str) -> tuple[str, str]:
         else:
             (inside if depth else outside).append(char)
     return "".join(outside), "".join(inside)
+
+
+def _with_launcher(functor: str, launcher: str, width: int) -> str:
+    """The functor, and behind it the launcher's own name as far as there is room for it."""
+    if launcher in _NAMELESS:
+        return fmt.shorten(functor, width)
+    kind = launcher.removeprefix("vectorized_").removeprefix("unrolled_").removesuffix("_kernel")
+    both = f"{functor} · {kind}"
+    return both if len(both) <= width else fmt.shorten(functor, width)
 
 
 def _functor(arguments: str, own: str) -> str | None:

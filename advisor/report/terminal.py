@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, Group, OverflowMethod, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -21,7 +21,9 @@ from advisor.report.names import short_name
 TOP_KERNELS = 15
 _PARTS = 6
 _BAR_WIDTH = 10
-_WIDE = 110
+_WIDE = 130
+#: Columns that the figures of the kernel table take, with their gaps.
+_FIGURES_WIDTH = 46
 _LEVEL_STYLES = {"error": "bold red", "warning": "yellow"}
 _BOUND_STYLES = {"memory": "blue", "compute": "dark_orange", "communication": "magenta", "copy": "cyan"}
 _SHORT = {"communication": "comm."}
@@ -41,8 +43,10 @@ class _View:
 
     def __init__(self, report: Report, console: Console) -> None:
         self._report = report
+        self._width = console.width
         self._wide = console.width >= _WIDE
         self._ascii = console.options.ascii_only
+        self._overflow: OverflowMethod = "crop" if self._ascii else "ellipsis"
 
     def blocks(self) -> Iterator[RenderableType]:
         yield self._text(fmt.shorten(self._report.summary.verdict, 500), "bold")
@@ -96,7 +100,7 @@ class _View:
 
     def _bar(self, bar: breakdown.Bar) -> Group:
         table = Table.grid(padding=(0, 1), expand=True)
-        table.add_column(no_wrap=True, overflow="ellipsis", ratio=1)
+        table.add_column(no_wrap=True, overflow=self._overflow, ratio=1)
         table.add_column(no_wrap=True, justify="right", width=6)
         table.add_column(no_wrap=True, width=_BAR_WIDTH)
         for part in sorted(bar.segments, key=lambda part: -part.fraction)[:_PARTS]:
@@ -113,17 +117,19 @@ class _View:
         table = Table(
             box=None, padding=(0, 1), pad_edge=False, title=title, title_justify="left", expand=True
         )
-        table.add_column("kernel", no_wrap=True, overflow="ellipsis", ratio=3)
+        room = self._width - _FIGURES_WIDTH
+        name_width = max(room * 3 // 7 if self._wide else room, 12)
+        table.add_column("kernel", no_wrap=True, overflow=self._overflow, width=name_width)
         if self._wide:
-            table.add_column("op", no_wrap=True, overflow="ellipsis", ratio=2)
-            table.add_column("module", no_wrap=True, overflow="ellipsis", ratio=2)
-        table.add_column("phase", no_wrap=True, overflow="ellipsis", width=9)
+            table.add_column("op", no_wrap=True, overflow=self._overflow, ratio=1)
+            table.add_column("module", no_wrap=True, overflow=self._overflow, ratio=1)
+        table.add_column("phase", no_wrap=True, overflow=self._overflow, width=9)
         for heading, width in (("ms", 8), ("share", 6)):
             table.add_column(heading, justify="right", no_wrap=True, width=width)
-        table.add_column("bound", no_wrap=True, overflow="ellipsis", width=7)
+        table.add_column("bound", no_wrap=True, overflow=self._overflow, width=7)
         table.add_column("eff.", justify="right", no_wrap=True, width=6)
         for group in groups[:TOP_KERNELS]:
-            names = [short_name(group.name, 48 if self._wide else 35)]
+            names = [short_name(group.name, name_width)]
             if self._wide:
                 names += [group.op or fmt.MISSING, group.module or fmt.MISSING]
             table.add_row(

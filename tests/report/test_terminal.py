@@ -1,0 +1,67 @@
+"""The report on a terminal."""
+
+import io
+
+import pytest
+from rich.cells import cell_len
+from rich.console import Console
+
+from advisor.report import terminal
+
+
+def rendered(report, width=80, encoding="utf-8", colour=False):
+    raw = io.BytesIO()
+    file = io.TextIOWrapper(raw, encoding=encoding, errors="strict", newline="\n")
+    system = "truecolor" if colour else None
+    console = Console(
+        file=file, width=width, force_terminal=colour, color_system=system, legacy_windows=False
+    )
+    terminal.render(report, console)
+    file.flush()
+    return raw.getvalue().decode(encoding)
+
+
+def test_the_verdict_comes_first_and_the_figures_follow(rich_report):
+    lines = [line for line in rendered(rich_report).splitlines() if line.strip()]
+    assert lines[0].startswith("The GPU is busy for 39.2 of 42.6 ms a step")
+    text = "\n".join(lines)
+    for figure in (
+        "42.6 ms",
+        "64.7 ms",
+        "28.7%",
+        "38.2 GB",
+        "exposed copy",
+        "Top 15 of 60",
+        "1.2% of device time",
+    ):
+        assert figure in text
+
+
+@pytest.mark.parametrize("width", [40, 80, 140])
+@pytest.mark.parametrize("which", ["rich_report", "unknown_report", "hostile_report"])
+def test_no_line_is_wider_than_the_terminal(request, which, width):
+    for line in rendered(request.getfixturevalue(which), width).splitlines():
+        assert cell_len(line) <= width
+
+
+def test_names_neither_colour_lines_nor_move_the_cursor_nor_link(hostile_report):
+    plain = rendered(hostile_report, width=200)
+    assert "\x1b" not in plain
+    assert "\x07" not in plain
+    assert "\x9b" not in plain
+    assert "\u202e" not in plain
+    assert "[bold red]markup[/]" in plain
+    assert ":smile:" in plain
+    assert "evil.example\x1b" not in rendered(hostile_report, width=200, colour=True)
+
+
+def test_a_terminal_without_unicode_gets_ascii(rich_report):
+    text = rendered(rich_report, encoding="ascii")
+    assert "####" in text
+    assert "1.52x" in text
+
+
+def test_what_was_not_measured_says_how_to_get_it(unknown_report):
+    text = " ".join(rendered(unknown_report, width=200).split())
+    assert "Peak memory not measured capture with the TrainingAdvisor callback" in text
+    assert "Top" not in text
