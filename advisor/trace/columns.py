@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -46,19 +47,21 @@ _DETAILS = {
 
 
 class _DeviceArgs(msgspec.Struct, gc=False):
-    correlation: int | None = None
-    device: int | None = None
-    stream: int | None = None
-    bytes: int | float | None = None
+    correlation: int = -1
+    device: int = -1
+    stream: int = -1
+    bytes: int = -1
     grid: list[int] | None = None
 
 
 class _RuntimeArgs(msgspec.Struct, gc=False):
-    correlation: int | None = None
+    correlation: int = -1
 
 
-_DEVICE_ARGS = msgspec.json.Decoder(_DeviceArgs)
-_RUNTIME_ARGS = msgspec.json.Decoder(_RuntimeArgs)
+_DEVICE_ARGS = msgspec.json.Decoder(list[_DeviceArgs])
+_RUNTIME_ARGS = msgspec.json.Decoder(list[_RuntimeArgs])
+
+_TRACK = operator.attrgetter("pid", "tid")
 
 
 class _Interner(dict[Any, int]):
@@ -114,10 +117,10 @@ class _Part:
         odd["negative_duration"] += int((dur_us < 0).sum())
         texts = [bytes(e.args) for e in events]
         columns = {
-            "name": np.fromiter((names[e.name] for e in events), np.int32, n),
-            "ts_ns": np.rint(ts_us * 1000).astype(np.int64),
-            "dur_ns": np.rint(np.fmax(dur_us, 0) * 1000).astype(np.int64),
-            "track": np.fromiter((tracks[e.pid, e.tid] for e in events), np.int32, n),
+            "name": np.fromiter(map(names.__getitem__, [e.name for e in events]), np.int32, n),
+            "ts_ns": _whole_ns(ts_us),
+            "dur_ns": _whole_ns(np.fmax(dur_us, 0)),
+            "track": np.fromiter(map(tracks.__getitem__, map(_TRACK, events)), np.int32, n),
             **self._extra(events, texts, odd),
         }
         for key, column in columns.items():
@@ -164,18 +167,23 @@ class TraceBuilder:
         events = list(events)
         self.event_count += len(events)
         buckets: dict[str, list[Any]] = {kind: [] for kind in self._parts}
+        ops, kind_of = buckets["op"], _KINDS.get
         for event in events:
             if event.ph != "X":
                 if not event.ph:
                     self._odd["not_an_event"] += 1
                     self.event_count -= 1
                 continue
-            kind = _KINDS.get(event.cat)
-            if kind is None:
-                continue
-            if kind == "op" and str(event.name).startswith(_RANGE_PREFIXES):
-                kind = "annotation"
-            buckets[kind].append(event)
+            kind = kind_of(event.cat)
+            if kind == "op":
+                # A name may be a number or missing.
+                if str(event.name).startswith(_RANGE_PREFIXES):
+                    kind = "annotation"
+                else:
+                    ops.append(event)
+                    continue
+            if kind is not None:
+                buckets[kind].append(event)
         for kind, bucket in buckets.items():
             if bucket:
                 self._parts[kind].add(bucket, self._names, self._tracks, self._odd)
@@ -233,6 +241,12 @@ def _floats(values: list[Any]) -> np.ndarray:
         return np.fromiter(map(_as_float, values), np.float64, len(values))
 
 
+def _whole_ns(us: np.ndarray) -> np.ndarray:
+    """int64 ns; whole us apart from the rest, since ns since 1970 are past what float64 can count."""
+    whole = np.trunc(us)
+    return whole.astype(np.int64) * 1000 + np.rint((us - whole) * 1000).astype(np.int64)
+
+
 def _as_float(value: Any) -> float:
     try:
         return float(value)
@@ -240,15 +254,15 @@ def _as_float(value: Any) -> float:
         return math.nan
 
 
-def _as_int(value: Any, limit: int = 1 << 62) -> int:
-    """A whole number of magnitude below `limit`, or -1."""
+def _as_int(value: Any) -> int:
+    """A whole number from 0 on that fits int64, or -1."""
     if isinstance(value, bool):
         return -1
     try:
         number = int(value)
     except (TypeError, ValueError, OverflowError):
         return -1
-    return number if -1 <= number < limit else -1
+    return number if 0 <= number < 1 << 63 else -1
 
 
 def _nothing(events: list[Any], texts: list[bytes], odd: Counter[str]) -> dict[str, np.ndarray]:
@@ -256,41 +270,55 @@ def _nothing(events: list[Any], texts: list[bytes], odd: Counter[str]) -> dict[s
 
 
 def _correlations(events: list[Any], texts: list[bytes], odd: Counter[str]) -> dict[str, np.ndarray]:
-    found = np.full(len(events), -1, np.int64)
-    decode = _RUNTIME_ARGS.decode
-    for i, text in enumerate(texts):
-        try:
-            correlation = decode(text).correlation
-        except UNDECODABLE:
-            correlation = _loose(text, odd).get("correlation")
-        found[i] = _as_int(correlation)
-    return {"correlation": found}
+    decoded = _decoded(texts, _RUNTIME_ARGS, _lenient_runtime_args, odd)
+    return {"correlation": _ints([args.correlation for args in decoded])}
 
 
 def _device_columns(events: list[Any], texts: list[bytes], odd: Counter[str]) -> dict[str, np.ndarray]:
     n = len(events)
-    correlation, size, grid = (np.full(n, -1, np.int64) for _ in range(3))
-    device, stream = (np.full(n, -1, np.int32) for _ in range(2))
-    decode = _DEVICE_ARGS.decode
-    for i, text in enumerate(texts):
-        try:
-            args = decode(text)
-        except UNDECODABLE:
-            args = _lenient_device_args(_loose(text, odd))
-        correlation[i] = _as_int(args.correlation)
-        device[i] = _as_int(args.device, 1 << 31)
-        stream[i] = _as_int(args.stream, 1 << 31)
-        size[i] = _as_int(args.bytes)
-        if args.grid is not None:
-            grid[i] = _as_int(math.prod(args.grid))
+    decoded = _decoded(texts, _DEVICE_ARGS, _lenient_device_args, odd)
+    prod = math.prod
     return {
-        "correlation": correlation,
+        "correlation": _ints([args.correlation for args in decoded]),
         "kind": np.fromiter((_DEVICE_KINDS[e.cat] for e in events), np.uint8, n),
-        "device": device,
-        "stream": stream,
-        "bytes": size,
-        "grid_blocks": grid,
+        "device": _ints([args.device for args in decoded], np.int32),
+        "stream": _ints([args.stream for args in decoded], np.int32),
+        "bytes": _ints([args.bytes for args in decoded]),
+        "grid_blocks": _ints([-1 if args.grid is None else prod(args.grid) for args in decoded]),
     }
+
+
+def _decoded(
+    texts: list[bytes],
+    decoder: msgspec.json.Decoder[list[Any]],
+    lenient: Callable[[dict[str, Any]], Any],
+    odd: Counter[str],
+) -> list[Any]:
+    """The arguments of each event: all in one call, or each alone where that fails."""
+    try:
+        decoded = decoder.decode(b"[%b]" % b",".join([text or b"{}" for text in texts]))
+    except UNDECODABLE:
+        decoded = []
+        for text in texts:
+            try:
+                decoded += decoder.decode(b"[%b]" % (text or b"{}"))
+            except UNDECODABLE:
+                decoded.append(lenient(_loose(text, odd)))
+    return decoded
+
+
+def _ints(values: list[int], dtype: type[np.signedinteger[Any]] = np.int64) -> np.ndarray:
+    """Whole numbers as a column; -1 for one that is negative or does not fit."""
+    try:
+        column = np.fromiter(values, dtype, len(values))
+    except OverflowError:
+        limit = int(np.iinfo(dtype).max)
+        column = np.fromiter((v if v <= limit else -1 for v in map(_as_int, values)), dtype, len(values))
+    return np.maximum(column, -1)
+
+
+def _lenient_runtime_args(args: dict[str, Any]) -> _RuntimeArgs:
+    return _RuntimeArgs(_as_int(args.get("correlation")))
 
 
 def _lenient_device_args(args: dict[str, Any]) -> _DeviceArgs:

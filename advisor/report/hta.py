@@ -1,0 +1,204 @@
+"""Holistic Trace Analysis' figures beside ours: a check of the ones both have, and what it has besides."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from advisor.errors import InputError, MissingExtraError
+from advisor.report.analysis import Analysis
+from advisor.report.hta_basis import UNITS, on_hta_basis
+from advisor.report.model import CrossCheck, Quality, Report
+from advisor.trace.link import Timeline, load
+
+TOOL = "Holistic Trace Analysis"
+#: HTA reads about 35,000 events a second and takes several times that for a critical path.
+_SECONDS_PER_EVENT = 1e-3
+_SECONDS_AT_LEAST = 120.0
+_GZIP = b"\x1f\x8b"
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    """A trace that HTA is to read.
+
+    Attributes:
+        path: as in the report.
+        label: what tells its figures from those of the others; empty for a single file.
+        events: number of events in it.
+        timeline: ours, where it is loaded already.
+    """
+
+    path: str
+    label: str
+    events: int
+    timeline: Timeline | None
+
+
+def require_hta() -> None:
+    """Check that HTA is installed, without importing it.
+
+    Raises:
+        MissingExtraError: it is not.
+    """
+    if importlib.util.find_spec("hta") is None:
+        raise MissingExtraError("--hta", "hta")
+
+
+def add_hta(report: Report, analysis: Analysis, *, timeout_s: float | None = None) -> None:
+    """Add HTA's figures to a report, as `Report.cross_checks`; ours are computed on HTA's basis.
+
+    What HTA cannot read or compute, or not in time, becomes one remark in `Report.data_quality`.
+
+    Args:
+        report: from the files that HTA is to read; changed in place.
+        analysis: of the report's primary trace.
+        timeout_s: how long HTA may take, in seconds; by default it grows with the number of events.
+
+    Raises:
+        MissingExtraError: HTA is not installed.
+    """
+    require_hta()
+    files = _files(report, analysis)
+    readable = [file for file in files if os.path.isfile(file.path)]
+    failures = [f"{file.path} is not a local file" for file in files if file not in readable]
+    if timeout_s is None:
+        timeout_s = _SECONDS_AT_LEAST + _SECONDS_PER_EVENT * sum(file.events for file in readable)
+    lines, failure = _run(readable, _critical_path_step(analysis), timeout_s) if readable else ([], None)
+    for number, file in enumerate(readable):
+        own = [line for line in lines if line["file"] == number]
+        theirs = {line["figure"]: (line["unit"], line["value"]) for line in own if "figure" in line}
+        failures += [f"{file.label}{line['section']}: {line['error']}" for line in own if "error" in line]
+        if theirs:
+            report.cross_checks += _cross_checks(file, theirs)
+    if failure:
+        failures.append(failure)
+    if failures:
+        report.data_quality.append(
+            Quality(
+                level="info", code="hta.failed", message=f"{TOOL} could not do all: {'; '.join(failures)}"
+            )
+        )
+
+
+def _files(report: Report, analysis: Analysis) -> list[_File]:
+    traces = report.trace.files or [report.trace]
+    primary = analysis.timeline.trace.path
+    several = len(traces) > 1
+
+    def label(rank: int | None, path: str) -> str:
+        if not several:
+            return ""
+        return f"{Path(path).name}: " if rank is None else f"rank {rank}: "
+
+    return [
+        _File(
+            path=trace.path,
+            label=label(trace.rank, trace.path),
+            events=trace.events,
+            timeline=analysis.timeline if trace.path == primary else None,
+        )
+        for trace in traces
+    ]
+
+
+def _critical_path_step(analysis: Analysis) -> int | None:
+    """Number of the first steady step that the profiler marked."""
+    steps, steady = analysis.timeline.steps, analysis.timeline.steady
+    if steps.source != "profiler" or not steady.any():
+        return None
+    return int(steps.number[steady][0])
+
+
+def _cross_checks(file: _File, theirs: dict[str, tuple[str, float]]) -> list[CrossCheck]:
+    """Rows of one file: the figures both have, then those of HTA alone."""
+    ours = _ours(file)
+    shared = [name for name in UNITS if ours.get(name) is not None or name in theirs]
+    return [
+        CrossCheck(
+            tool=TOOL,
+            figure=file.label + name,
+            unit=theirs[name][0] if name in theirs else UNITS[name],
+            ours=ours.get(name),
+            theirs=theirs[name][1] if name in theirs else None,
+            difference_fraction=difference(ours.get(name), theirs[name][1] if name in theirs else None),
+        )
+        for name in [*shared, *(name for name in theirs if name not in UNITS)]
+    ]
+
+
+def _ours(file: _File) -> dict[str, float | None]:
+    try:
+        split = on_hta_basis(file.timeline or load(file.path))
+    except InputError:
+        return {}
+    return split.figures() if split else {}
+
+
+def difference(ours: float | None, theirs: float | None) -> float | None:
+    """Ours against theirs, as a fraction of theirs; 1 where theirs is 0 and ours is not; None if unknown."""
+    if ours is None or theirs is None:
+        return None
+    if ours == theirs:
+        return 0.0
+    return (ours - theirs) / abs(theirs) if theirs else 1.0
+
+
+def _run(
+    files: list[_File], critical_path_step: int | None, timeout_s: float
+) -> tuple[list[dict[str, Any]], str | None]:
+    """What the worker wrote, and why it stopped early if it did."""
+    with tempfile.TemporaryDirectory(prefix="advisor-hta-") as name:
+        folder = Path(name)
+        job, result = folder / "job.json", folder / "result.jsonl"
+        wanted = [
+            {
+                "path": str(_alias(Path(file.path), folder / f"trace{number}")),
+                "critical_path_step": critical_path_step if file.timeline is not None else None,
+            }
+            for number, file in enumerate(files)
+        ]
+        job.write_text(json.dumps(wanted), encoding="utf-8")
+        try:
+            status = subprocess.run(
+                [sys.executable, "-m", "advisor.report.hta_worker", str(job), str(result)],
+                cwd=folder,
+                env=_environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                timeout=timeout_s,
+                check=False,
+            ).returncode
+            failure = f"its process ended with status {status}" if status else None
+        except subprocess.TimeoutExpired:
+            failure = f"it was stopped after {timeout_s:.0f} s"
+        text = result.read_text(encoding="utf-8") if result.exists() else ""
+    # A worker that was stopped may leave half a line.
+    return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")], failure
+
+
+def _alias(path: Path, link: Path) -> Path:
+    """A link to the trace under a name that HTA accepts: it tells gzip from JSON by the ending alone."""
+    with path.open("rb") as file:
+        ending = ".json.gz" if file.read(2) == _GZIP else ".json"
+    link = link.with_name(link.name + ending)
+    link.symlink_to(path.resolve())
+    return link
+
+
+def _environment() -> dict[str, str]:
+    """The worker's environment: this process's import path, and HTA's rounding to whole us off."""
+    return {
+        **os.environ,
+        "HTA_DISABLE_NS_ROUNDING": "1",
+        "PYTHONPATH": os.pathsep.join(os.path.abspath(entry) for entry in sys.path),
+        "PYTHONWARNINGS": "ignore",
+    }
