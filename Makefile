@@ -1,6 +1,6 @@
 # `make demo` and `make test` each make $(VENV), install what they need and do their job.
 PYTHON ?= python3
-# What pip is given for torch. Options may stand in it too, such as --index-url for a CPU-only or ROCm build.
+# What pip is given for torch. Options may stand in it too, such as --extra-index-url for the index of a CPU or ROCm build.
 TORCH ?= torch==2.13.0 triton==3.7.1
 VENV ?= .venv
 WORKERS ?= 2
