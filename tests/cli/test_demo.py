@@ -19,7 +19,9 @@ def demo(*args: str | Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(line, capture_output=True, text=True)
 
 
-@pytest.mark.parametrize("missing", [{"torch"}, {"pytorch_lightning", "lightning"}], ids=str)
+@pytest.mark.parametrize(
+    "missing", [{"torch"}, {"pytorch_lightning", "lightning"}], ids=["torch", "lightning"]
+)
 def test_a_missing_package_is_one_line_that_names_the_extra(
     missing: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
