@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
 from isal import igzip
 from isal.igzip_lib import IsalError
@@ -22,6 +22,8 @@ from advisor.errors import InputError
 SUFFIXES = (".json", ".json.gz")
 #: JSON files of our own that lie beside traces.
 _NOT_TRACES = re.compile(r"^(report|context|journal)\b.*\.json$|\.(context|report)\.json$")
+#: The package's stubs do not say that it is an exception.
+_ISAL_ERROR = cast("type[Exception]", IsalError)
 _GZIP_MAGIC = b"\x1f\x8b"
 _PIECE_BYTES = 4 << 20
 _BITE_BYTES = 512
@@ -226,7 +228,7 @@ def _next_piece(stream: Any) -> bytes:
         return stream.read(_PIECE_BYTES)
     except EOFError as error:
         raise BrokenGzip from error
-    except (OSError, IsalError) as error:
+    except (OSError, _ISAL_ERROR) as error:
         if getattr(error, "errno", None) is not None:
             raise
         raise BrokenGzip from error

@@ -75,6 +75,7 @@ OPENING = re.compile(rb'\{\s*"(?:ph|cat|name|pid|tid|ts|dur|args|id|bp|s)"\s*:')
 #: Where the list of events begins.
 LIST_OPENS = re.compile(rb'\A\s*\[|"traceEvents"\s*:\s*\[')
 
+_SURROGATE_START = re.compile(rb"\\u[dD][89a-fA-F]")
 _SURROGATE = re.compile(rb"\\(?:u[dD][89abAB]..\\u[dD][c-fC-F]..|(u[dD][89a-fA-F]..)|.)", re.DOTALL)
 
 
@@ -87,6 +88,6 @@ def checked(text: bytes) -> bytes:
     """
     if not text.isascii():
         text.decode()
-    if (b"\\ud" in text or b"\\uD" in text) and any(match[1] for match in _SURROGATE.finditer(text)):
+    if b"\\" in text and _SURROGATE_START.search(text) and any(m[1] for m in _SURROGATE.finditer(text)):
         raise msgspec.DecodeError("half a surrogate pair")
     return text
