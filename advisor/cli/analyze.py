@@ -79,8 +79,11 @@ def command(
     _check_outputs([output, json_to, markdown_to, launches_to], force)
 
     from advisor.report.build import analyze_files
+    from advisor.report.hta import add_hta, require_hta
     from advisor.trace.sources import find_traces
 
+    if hta:
+        require_hta()
     files = find_traces(paths)
     with _progress(len(files), hidden=quiet or to_stdout) as advance:
         report, analysis = analyze_files(
@@ -92,9 +95,8 @@ def command(
             progress=advance,
         )
     if hta:
-        from advisor.report.hta import add_hta
-
-        add_hta(report, analysis)
+        with _spinner("Holistic Trace Analysis reads the same traces", hidden=quiet or to_stdout):
+            add_hta(report, analysis)
     if launches_to:
         from advisor.report.launches import write_launches
 
@@ -160,3 +162,16 @@ def _progress(count: int, *, hidden: bool) -> Iterator[Callable[[str], None] | N
         task = bar.add_task("reading traces", total=count)
         started = iter(range(count))
         yield lambda _file: bar.update(task, completed=next(started))
+
+
+@contextmanager
+def _spinner(message: str, *, hidden: bool) -> Iterator[None]:
+    """A sign of life while something takes long, on a terminal only."""
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    if hidden or not console.is_terminal:
+        yield
+        return
+    with console.status(message):
+        yield

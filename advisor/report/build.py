@@ -11,6 +11,7 @@ from advisor import __version__
 from advisor.errors import InputError
 from advisor.report.analysis import Analysis, analyse_timeline
 from advisor.report.groups import kernel_groups
+from advisor.report.hta import add_hta, require_hta
 from advisor.report.model import DeviceInfo, Loss, Peak, Quality, RankSummary, Report, TraceFile, TraceInfo
 from advisor.report.quality import data_quality
 from advisor.report.summary import break_down, summarise
@@ -26,6 +27,7 @@ def analyze(
     devices_toml: str | os.PathLike[str] | None = None,
     baseline_step_ms: float | None = None,
     limit_bytes: int | None = None,
+    hta: bool = False,
 ) -> Report:
     """Report on saved traces.
 
@@ -35,6 +37,7 @@ def analyze(
         devices_toml: device rows of your own.
         baseline_step_ms: step time without the profiler, in ms.
         limit_bytes: refuse a trace larger than this unpacked.
+        hta: add Holistic Trace Analysis' figures beside ours; see `advisor.report.hta`.
 
     Returns:
         The report; details are those of the lowest rank, `Report.ranks` has one row a trace.
@@ -42,20 +45,26 @@ def analyze(
     Raises:
         InputError: no trace was found, or none can be read.
         UsageError: no such device.
+        MissingExtraError: `hta` without its packages.
 
     Example:
         >>> report = analyze("trace.json.gz")  # doctest: +SKIP
         >>> report.summary.bound_time_fraction.memory  # doctest: +SKIP
         0.71
     """
+    if hta:
+        require_hta()
     given = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
-    return analyze_files(
+    report, primary = analyze_files(
         find_traces(given),
         device=device,
         devices_toml=Path(devices_toml) if devices_toml else None,
         baseline_step_ms=baseline_step_ms,
         limit_bytes=limit_bytes,
-    )[0]
+    )
+    if hta:
+        add_hta(report, primary)
+    return report
 
 
 def analyze_files(

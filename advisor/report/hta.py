@@ -22,6 +22,7 @@ TOOL = "Holistic Trace Analysis"
 #: HTA reads about 35,000 events a second and takes several times that for a critical path.
 _SECONDS_PER_EVENT = 1e-3
 _SECONDS_AT_LEAST = 120.0
+_FAILURES_SHOWN = 4
 _GZIP = b"\x1f\x8b"
 
 
@@ -81,11 +82,17 @@ def add_hta(report: Report, analysis: Analysis, *, timeout_s: float | None = Non
     if failure:
         failures.append(failure)
     if failures:
-        report.data_quality.append(
-            Quality(
-                level="info", code="hta.failed", message=f"{TOOL} could not do all: {'; '.join(failures)}"
-            )
-        )
+        report.data_quality.append(_remark(failures))
+
+
+def _remark(failures: list[str]) -> Quality:
+    shown = "; ".join(failures[:_FAILURES_SHOWN])
+    more = len(failures) - _FAILURES_SHOWN
+    return Quality(
+        level="info",
+        code="hta.failed",
+        message=f"{TOOL} could not do all: {shown}" + (f"; and {more} more" if more > 0 else ""),
+    )
 
 
 def _files(report: Report, analysis: Analysis) -> list[_File]:

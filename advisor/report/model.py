@@ -6,9 +6,12 @@ milliseconds and per training step unless a name says otherwise. Fractions are 0
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
+
+if TYPE_CHECKING:
+    import pandas
 
 #: Raised when a field changes meaning or goes (major) or is added (minor).
 SCHEMA_VERSION = "1.0"
@@ -247,3 +250,17 @@ class Report(Struct, kw_only=True):
     data_quality: list[Quality] = []
     ranks: list[RankSummary] = []
     cross_checks: list[CrossCheck] = []
+
+    def to_pandas(self, table: str = "kernels") -> pandas.DataFrame:
+        """One of the report's lists as a data frame, a row an entry; what is not known is NaN or None.
+
+        Args:
+            table: ``"kernels"``, ``"findings"``, ``"data_quality"``, ``"ranks"`` or ``"cross_checks"``.
+
+        Raises:
+            UsageError: no such table.
+            MissingExtraError: pandas is not installed.
+        """
+        from advisor.report.tables import frame
+
+        return frame(self, table)
