@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -12,7 +12,7 @@ from advisor.trace.events import KIND_NAMES, Trace
 from advisor.trace.intervals import union_ns
 from advisor.trace.modules import assign_modules
 from advisor.trace.nesting import Nesting
-from advisor.trace.phases import PHASES, assign_phases
+from advisor.trace.phases import assign_phases
 from advisor.trace.read import read_trace
 from advisor.trace.steps import Steps, find_steps, steady_steps
 
@@ -130,25 +130,19 @@ class Timeline:
         """Name of an operator, or None for -1."""
         return self.trace.names[self.trace.ops.name[op]] if op >= 0 else None
 
-    def to_pandas(self) -> pandas.DataFrame:
-        """The launches as a data frame, names spelled out."""
-        import pandas as pd
+    def to_pandas(self, table: str = "launches") -> pandas.DataFrame:
+        """One of the timeline's tables as a data frame, names spelled out; what is not known is missing.
 
-        rows = self.launches
-        columns: dict[str, Any] = {
-            "ts_ns": rows.ts_ns,
-            "dur_ns": rows.dur_ns,
-            "device": rows.device,
-            "stream": rows.stream,
-            "name": [self.trace.names[i] for i in rows.name.tolist()],
-            "kind": [(*KIND_NAMES, "cpu_op")[i] for i in rows.kind.tolist()],
-            "op": [self.op_name(i) for i in rows.op.tolist()],
-            "op_id": rows.op,
-            "module": [self.modules[i] if i >= 0 else None for i in rows.module.tolist()],
-            "phase": [PHASES[i] for i in rows.phase.tolist()],
-            "step": [int(self.steps.number[i]) if i >= 0 else None for i in rows.step.tolist()],
-        }
-        return pd.DataFrame(columns)
+        Args:
+            table: ``"launches"``, ``"ops"``, ``"steps"`` or ``"annotations"``.
+
+        Raises:
+            UsageError: no such table.
+            MissingExtraError: pandas is not installed.
+        """
+        from advisor.trace.tables import frame
+
+        return frame(self, table)
 
 
 def load(path: str | os.PathLike[str], *, limit_bytes: int | None = None) -> Timeline:
