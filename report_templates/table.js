@@ -43,7 +43,11 @@ function kernelTable(data, onPick, onFamily) {
       const kind = ["memory", "compute", "communication", "copy"].includes(text) ? text : "unknown";
       td.append(element("span", `bound b-${kind}`, text));
     } else if (column === FLAGS) {
-      for (const flag of text.split(", ").filter(Boolean)) td.append(element("span", "flag", flag));
+      for (const flag of text.split(", ").filter(Boolean)) {
+        const mark = element("span", "flag", flag);
+        mark.title = data.flags[flag] ?? "";
+        td.append(mark);
+      }
     } else {
       td.textContent = text;
     }

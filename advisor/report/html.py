@@ -28,7 +28,7 @@ _SCRIPTS = ("plot.js", "table.js", "advisor.js")
 def render(report: Report) -> str:
     """The page of a report: valid UTF-8, no requests, under a megabyte however long the trace."""
     report = fmt.printable(report)
-    report.kernels.sort(key=lambda group: -group.time_ms_per_step)
+    report.kernels = metrics.by_time(report.kernels)
     script = _script()
     table = page.rows(report)
     return _environment().get_template("report.html.j2").render(
@@ -40,7 +40,9 @@ def render(report: Report) -> str:
         metrics=metrics.metrics(report),
         bars=breakdown.bars(report),
         plot=roofline_plot.plot(report),
+        frame=roofline_plot.FRAME,
         columns=page.COLUMNS,
+        flags=page.FLAGS,
         rows=table,
         static_rows=table[: page.STATIC_ROWS],
         hidden_groups=report.kernels[len(table) :],

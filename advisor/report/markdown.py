@@ -110,7 +110,7 @@ def _bars(report: Report) -> Iterator[str]:
 
 
 def _kernels(report: Report) -> Iterator[str]:
-    groups = sorted(report.kernels, key=lambda group: -group.time_ms_per_step)
+    groups = metrics.by_time(report.kernels)
     yield from _table(
         ("Kernel", "Op", "Module", "Phase", "Time, ms", "Share", "FLOP/byte", "Bound", "Efficiency"),
         [

@@ -54,6 +54,11 @@ def peaks_used(report: Report) -> list[Peak]:
     return [peaks[pipe] for pipe in pipes_used(report) if pipe in peaks]
 
 
+def by_time(groups: list[KernelGroup]) -> list[KernelGroup]:
+    """The groups, those that take longest first and those of unknown time last."""
+    return sorted(groups, key=lambda g: -g.time_ms_per_step if fmt.known(g.time_ms_per_step) else 0.0)
+
+
 def flops_per_s(group: KernelGroup) -> float | None:
     """Arithmetic rate that a group achieved, or None without FLOPs."""
     return None if group.flops is None else _per_second(group.flops, group)

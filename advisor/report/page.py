@@ -44,8 +44,18 @@ COLUMNS = (
     Column("FLOP/byte", "number", "Arithmetic intensity"),
     Column("Bound", "text", "What limits it: memory, compute, communication, copy"),
     Column("Efficiency", "number", "Achieved over attainable at this intensity"),
-    Column("Flags", "text", "latency: too small to fill the chip; inefficient: large and far from the roof"),
+    Column("Flags", "text", "What else is remarkable; each flag says so on its own"),
 )
+#: What a flag of a kernel means, for its tooltip and the glossary.
+FLAGS = {
+    "latency": "too small to fill the device: fuse it, or launch fewer",
+    "inefficient": "large, and far from its roof: a better kernel exists",
+    "few_blocks": "too few thread blocks to give work to half the multiprocessors",
+    "cached": "faster than device memory allows, as far as the cache explains it",
+    "above_roof": "above its roof beyond what the cache explains: its cost or the roof is wrong",
+    "no_roof": "has a cost, but the device has no figure to set it against",
+    "pageable": "copied from or to pageable host memory: pin it (pin_memory=True)",
+}
 
 
 @dataclass(frozen=True)
@@ -129,6 +139,7 @@ def payload(table: list[Row]) -> dict[str, Any]:
     names = {name: place for place, name in enumerate(dict.fromkeys(row.name for row in table))}
     return {
         "columns": [{"label": column.label, "kind": column.kind} for column in COLUMNS],
+        "flags": FLAGS,
         "details": [label for label, _ in table[0].details] if table else [],
         "names": list(names),
         "rows": [

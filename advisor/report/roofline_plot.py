@@ -4,17 +4,31 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from advisor.report import format as fmt
 from advisor.report import metrics
 from advisor.report.model import KernelGroup, Peak, Report
 
-WIDTH, HEIGHT = 1000.0, 520.0
-LEFT, RIGHT, TOP, BOTTOM = 84.0, 24.0, 28.0, 52.0
+
+class Frame(NamedTuple):
+    """The drawing's size and the edges of the area between its axes, in pixels."""
+
+    width: float
+    height: float
+    left: float
+    right: float
+    top: float
+    bottom: float
+
+
+FRAME = Frame(width=1140.0, height=540.0, left=84.0, right=1116.0, top=28.0, bottom=488.0)
+#: Groups with less of the device time would stretch the axes for the sake of specks.
+MIN_SHARE = 0.0002
 #: Smaller groups are counted below the plot and not drawn; each dot costs the page some 300 bytes.
 MAX_DOTS = 250
 _LARGEST_RADIUS, _SMALLEST_RADIUS = 24.0, 3.0
-_LABEL_HEIGHT, _LABEL_WIDTH = 15.0, 190.0
+_LABEL_HEIGHT, _LABEL_WIDTH, _RIDGE_LABEL_WIDTH = 15.0, 190.0, 74.0
 #: Room beyond the outermost point or roof, as a factor.
 _MARGIN = 2.2
 
@@ -38,6 +52,7 @@ class Roof:
     label_y: float
     anchor: str
     ridge_label: str
+    ridge_label_y: float
 
 
 @dataclass(frozen=True)
@@ -92,11 +107,11 @@ class _Axes:
 
     def x(self, intensity: float) -> float:
         share = (math.log10(intensity) - self.x0) / (self.x1 - self.x0)
-        return round(LEFT + share * (WIDTH - LEFT - RIGHT), 1)
+        return round(FRAME.left + share * (FRAME.right - FRAME.left), 1)
 
     def y(self, flops_per_s: float) -> float:
         share = (math.log10(flops_per_s) - self.y0) / (self.y1 - self.y0)
-        return round(HEIGHT - BOTTOM - share * (HEIGHT - TOP - BOTTOM), 1)
+        return round(FRAME.bottom - share * (FRAME.bottom - FRAME.top), 1)
 
 
 def plot(report: Report) -> Plot:
@@ -106,8 +121,8 @@ def plot(report: Report) -> Plot:
     if not located:
         return Plot(without_flops=without_flops)
     located.sort(key=lambda item: (-item[1].time_ms_per_step, item[0]))
-    drawn = located[:MAX_DOTS]
-    peaks = metrics.peaks_used(report)
+    drawn = [item for item in located if item[1].time_fraction >= MIN_SHARE][:MAX_DOTS] or located[:MAX_DOTS]
+    peaks = _peaks([group for _, group, _ in drawn], report)
     bandwidth = report.device.bandwidth_bytes_per_s
     axes = _axes([where for _, _, where in drawn], peaks)
     longest = drawn[0][1].time_ms_per_step
@@ -173,32 +188,59 @@ def _memory_roof(axes: _Axes, bandwidth: float, peak: float) -> tuple[Slope, str
         round(y1 + 0.3 * up, 1),
         round(math.degrees(math.atan2(up, across)), 1),
     )
-    right, floor = WIDTH - RIGHT, HEIGHT - BOTTOM
-    return slope, f"{LEFT},{floor} {x1},{floor} {x1},{y1} {x2},{y2} {right},{y2} {right},{floor}"
+    _, _, left, right, _, floor = FRAME
+    return slope, f"{left},{floor} {x1},{floor} {x1},{y1} {x2},{y2} {right},{y2} {right},{floor}"
+
+
+def _peaks(groups: list[KernelGroup], report: Report) -> list[Peak]:
+    """The roofs of pipes that take a noticeable part of the drawn time."""
+    times: dict[str | None, float] = {}
+    for group in groups:
+        times[group.pipe] = times.get(group.pipe, 0.0) + group.time_ms_per_step
+    least = 0.005 * sum(times.values())
+    return [peak for peak in metrics.peaks_used(report) if times.get(peak.pipe, 0.0) >= least]
 
 
 def _roofs(axes: _Axes, peaks: list[Peak], bandwidth: float | None) -> list[Roof]:
     by_rate: dict[float, list[Peak]] = {}
     for peak in peaks:
         by_rate.setdefault(peak.flops_per_s, []).append(peak)
+    rates = sorted(by_rate, reverse=True)
+    lines = [axes.y(rate) for rate in rates]
     roofs: list[Roof] = []
-    for rate in sorted(by_rate, reverse=True):
-        names = ", ".join(fmt.pipe(peak.pipe) for peak in by_rate[rate])
+    for rate, y, label_y in zip(rates, lines, _label_places(lines), strict=True):
         ridge = rate / bandwidth if bandwidth else None
-        y = axes.y(rate)
-        # Above the highest roof, below the others, where the slope does not cross the label.
-        label_y = max(y + 16, roofs[-1].label_y + _LABEL_HEIGHT) if roofs else y - 6
-        x = axes.x(ridge) if ridge else LEFT
-        crowded = x > WIDTH - RIGHT - _LABEL_WIDTH
+        x = axes.x(ridge) if ridge else FRAME.left
+        crowded = x > FRAME.right - _LABEL_WIDTH
+        names = ", ".join(fmt.pipe(peak.pipe) for peak in by_rate[rate])
+        close = bool(roofs) and roofs[-1].x - x < _RIDGE_LABEL_WIDTH
         roofs.append(
             Roof(
-                x,
-                y,
-                f"{names} {fmt.flops_per_s(rate)}",
-                WIDTH - RIGHT if crowded else x + 8,
-                label_y,
-                "end" if crowded else "start",
-                f"ridge {fmt.number(ridge)}" if ridge else "",
+                x=x,
+                y=y,
+                label=f"{names} {fmt.flops_per_s(rate)}",
+                label_x=FRAME.right if crowded else x + 8,
+                label_y=label_y,
+                anchor="end" if crowded else "start",
+                ridge_label=f"ridge {fmt.number(ridge)}" if ridge else "",
+                ridge_label_y=roofs[-1].ridge_label_y - _LABEL_HEIGHT if close else FRAME.bottom - 6,
             )
         )
     return roofs
+
+
+def _label_places(lines: list[float]) -> list[float]:
+    """Where the labels of roofs go, given their lines from the top down, so that no line crosses one.
+
+    The highest has its label above it. Under each run of close lines stand the labels of that run.
+    """
+    runs: list[list[int]] = []
+    for place in range(1, len(lines)):
+        if runs and lines[place] - lines[runs[-1][-1]] < _LABEL_HEIGHT + 6:
+            runs[-1].append(place)
+        else:
+            runs.append([place])
+    places = [lines[0] - 6] if lines else []
+    for run in runs:
+        places += [lines[run[-1]] + _LABEL_HEIGHT * (order + 1) for order in range(len(run))]
+    return places

@@ -112,7 +112,7 @@ class _View:
         return Group(self._text(bar.title, "bold"), table, *more)
 
     def _kernels(self) -> Table:
-        groups = sorted(self._report.kernels, key=lambda group: -group.time_ms_per_step)
+        groups = metrics.by_time(self._report.kernels)
         title = self._text(f"Top {min(TOP_KERNELS, len(groups))} of {len(groups):,} kernel groups", "bold")
         table = Table(
             box=None, padding=(0, 1), pad_edge=False, title=title, title_justify="left", expand=True

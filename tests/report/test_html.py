@@ -10,7 +10,7 @@ import pytest
 
 from advisor.errors import UsageError
 from advisor.report import format as fmt
-from advisor.report import html, page
+from advisor.report import html, metrics, page
 from tests.report import reports
 
 
@@ -113,7 +113,7 @@ def test_the_data_block_gives_back_every_name(make):
     block = data_block(text)
     raw = re.search(r'id="kernel-data">(.*?)</script>', text, re.S).group(1)
     assert not re.search("[<>&\u2028\u2029]", raw)
-    clean = sorted(fmt.printable(report).kernels, key=lambda group: -group.time_ms_per_step)
+    clean = metrics.by_time(fmt.printable(report).kernels)
     assert len(block["rows"]) == len(clean)
     for row, group in zip(block["rows"], clean, strict=True):
         assert block["names"][row[0]] == fmt.shorten(fmt.one_line(group.name), 4000)

@@ -1,5 +1,6 @@
 """Geometry of the roofline plot."""
 
+import itertools
 import math
 
 import pytest
@@ -50,8 +51,8 @@ def test_area_is_in_proportion_to_time(rich_report):
 
 def test_everything_lies_inside_the_frame(rich_report):
     for dot in plot.plot(rich_report).dots:
-        assert plot.LEFT <= dot.x <= plot.WIDTH - plot.RIGHT
-        assert plot.TOP <= dot.y <= plot.HEIGHT - plot.BOTTOM
+        assert plot.FRAME.left <= dot.x <= plot.FRAME.right
+        assert plot.FRAME.top <= dot.y <= plot.FRAME.bottom
 
 
 def test_groups_without_arithmetic_are_counted_and_not_placed(rich_report):
@@ -71,10 +72,37 @@ def test_roofs_of_equal_height_share_a_line(rich_report):
     assert [roof.label for roof in plot.plot(both).roofs] == ["bf16 tensor, fp16 tensor 989 TFLOP/s"]
 
 
-def test_labels_of_close_roofs_do_not_overlap(rich_report):
-    rich_report.device.peaks[2].flops_per_s = 900e12
-    first, second = plot.plot(rich_report).roofs
-    assert second.label_y - first.label_y >= 15
+def test_labels_of_close_roofs_overlap_neither_each_other_nor_a_line(rich_report):
+    # GIVEN three roofs, two of them close, and their ridge points close too
+    rich_report.device.peaks[1].flops_per_s = 60e12
+    drawn = plot.plot(
+        only(
+            rich_report,
+            group("a", 1.0, 1e11, 1e9),
+            group("b", 1.0, 1e10, 1e9, "tensor_tf32"),
+            group("c", 1.0, 1e10, 1e9, "vector_fp32"),
+        )
+    )
+    # THEN
+    assert len(drawn.roofs) == 3
+    labels = [roof.label_y for roof in drawn.roofs]
+    assert all(below - above >= 15 for above, below in itertools.pairwise(labels))
+    for label_y in labels:
+        assert not [roof for roof in drawn.roofs if label_y - 10 < roof.y < label_y]
+    ridges = [roof.ridge_label_y for roof in drawn.roofs[1:]]
+    assert abs(ridges[0] - ridges[1]) >= 15
+
+
+def test_a_pipe_of_a_speck_gets_no_roof(rich_report):
+    speck = group("speck", 0.001, 1e6, 1e6, "tensor_tf32")
+    drawn = plot.plot(only(rich_report, group("a", 1.0, 1e11, 1e9), speck))
+    assert [roof.label for roof in drawn.roofs] == ["bf16 tensor 989 TFLOP/s"]
+
+
+def test_specks_do_not_stretch_the_axes(rich_report):
+    speck = group("speck", 0.0001, 1e3, 1e6)
+    drawn = plot.plot(only(rich_report, group("a", 1.0, 1e11, 1e9), speck))
+    assert (len(drawn.dots), drawn.too_small) == (1, 1)
 
 
 def test_an_unknown_device_still_gets_its_dots(rich_report):
