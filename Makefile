@@ -29,7 +29,7 @@ demo: $(DEMO_STAMP)  ## Train two small models here and report on them
 test: export OMP_NUM_THREADS ?= 1
 test: export TRITON_INTERPRET = 1
 test: lint  ## Lint, check types and walls, run the tests
-	$(BIN)/pytest -n $(WORKERS) --dist loadgroup -m 'not gpu' $(PYTEST_ARGS)
+	$(BIN)/pytest -n $(WORKERS) --dist loadfile -m 'not gpu' $(PYTEST_ARGS)
 
 lint: $(TEST_STAMP)  ## Style, format, types, import walls
 	$(BIN)/ruff check .

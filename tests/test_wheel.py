@@ -15,7 +15,7 @@ from tests.tiny_trace import write_tiny_trace
 ROOT = Path(__file__).parents[1]
 OFFLINE = ("NewConnectionError", "NameResolutionError", "ConnectTimeoutError", "Network is unreachable")
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.xdist_group("wheel")]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 def run(*command: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
