@@ -12,7 +12,7 @@ from advisor.trace.events import KIND_NAMES, Trace
 from advisor.trace.intervals import union_ns
 from advisor.trace.modules import assign_modules
 from advisor.trace.nesting import Nesting
-from advisor.trace.phases import assign_phases
+from advisor.trace.phases import VALIDATION, assign_phases
 from advisor.trace.read import read_trace
 from advisor.trace.steps import Steps, find_steps, steady_steps
 
@@ -105,16 +105,21 @@ class Timeline:
         return (step >= 0) & self.steady[np.maximum(step, 0)]
 
     def device_work_of_steps(self) -> tuple[np.ndarray, np.ndarray]:
-        """Per step: end of its last device work (-1 for none) and length of its union; int64 (steps,)."""
-        launches = self.launches
+        """Per step: end of its last device work (-1 for none) and length of its union; int64 (steps,).
+
+        Of the device with the most work, where there are several.
+        """
+        launches, end_ns = self.launches, self.launches.end_ns
         end = np.full(len(self.steps), -1, np.int64)
         busy = np.zeros(len(self.steps), np.int64)
-        main = launches.device == self.main_device
-        for i in range(len(self.steps)):
-            own = main & (launches.step == i)
-            if own.any():
-                end[i] = launches.end_ns[own].max()
-                busy[i] = union_ns(launches.ts_ns[own], launches.end_ns[own])
+        rows = np.flatnonzero((launches.step >= 0) & (launches.device == self.main_device))
+        rows = rows[np.argsort(launches.step[rows], kind="stable")]
+        bounds = np.searchsorted(launches.step[rows], np.arange(len(self.steps) + 1))
+        for i, (first, last) in enumerate(zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True)):
+            if last > first:
+                own = rows[first:last]
+                end[i] = end_ns[own].max()
+                busy[i] = union_ns(launches.ts_ns[own], end_ns[own])
         return end, busy
 
     @property
@@ -124,7 +129,7 @@ class Timeline:
         if not len(device):
             return -1
         numbers, inverse = np.unique(device, return_inverse=True)
-        return int(numbers[np.bincount(inverse, self.launches.dur_ns).argmax()])
+        return int(numbers[np.bincount(inverse.reshape(-1), self.launches.dur_ns).argmax()])
 
     def op_name(self, op: int) -> str | None:
         """Name of an operator, or None for -1."""
@@ -164,28 +169,36 @@ def join(trace: Trace) -> Timeline:
     steps = find_steps(trace)
     cpu_only = not trace.has_device_work
     launches = _host_rows(trace) if cpu_only else _device_rows(trace, nesting)
-    launches.step = steps.at(launches.launch_ts_ns)
-    launches.step[launches.launch_ts_ns < 0] = -1
+    launches.step = np.where(launches.launch_ts_ns >= 0, steps.at(launches.launch_ts_ns), -1).astype(np.int32)
     launches.phase = assign_phases(trace, launches, nesting.parent, steps)
     launches.module, modules = assign_modules(trace, launches, nesting.parent)
-    per_step = np.bincount(launches.step[launches.step >= 0], minlength=len(steps))
+    in_step = launches.step >= 0
+    per_step = np.bincount(launches.step[in_step], minlength=len(steps))
+    validating = np.bincount(launches.step[in_step & (launches.phase == VALIDATION)], minlength=len(steps))
     return Timeline(
         trace=trace,
         launches=launches,
         op_parent=nesting.parent,
         steps=steps,
-        steady=steady_steps(steps, per_step),
+        steady=steady_steps(steps, per_step, validating > 0, cycle=_batches_per_optimizer_step(trace)),
         modules=modules,
         cpu_only=cpu_only,
     )
+
+
+def _batches_per_optimizer_step(trace: Trace) -> int:
+    cycle = trace.context.get("accumulate_grad_batches")
+    return cycle if isinstance(cycle, int) and cycle > 0 else 1
 
 
 def _device_rows(trace: Trace, nesting: Nesting) -> Launches:
     device, runtime = trace.device, trace.runtime
     call = _host_call(trace)
     linked = call >= 0
-    launch_ts = np.where(linked, runtime.ts_ns[np.maximum(call, 0)] if len(runtime) else -1, -1)
-    track = np.where(linked, runtime.track[np.maximum(call, 0)] if len(runtime) else -1, -1).astype(np.int32)
+    launch_ts = np.full(len(device), -1, np.int64)
+    track = np.full(len(device), -1, np.int32)
+    launch_ts[linked] = runtime.ts_ns[call[linked]]
+    track[linked] = runtime.track[call[linked]]
     op = nesting.innermost(track, launch_ts)
     n = len(device)
     return Launches(

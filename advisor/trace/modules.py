@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
 
 from advisor.trace.events import Events, Trace
+from advisor.trace.names import coded, named
 from advisor.trace.nesting import Nesting, nearest
 from advisor.trace.phases import is_backward
 
 if TYPE_CHECKING:
     from advisor.trace.link import Launches
 
-MODULE_PREFIX = "advisor::module::"
-_PYTHON_PREFIX = "nn.Module: "
+#: Ranges of the capture, and of Lightning's PyTorchProfiler with `record_module_names`.
+_RANGE = re.compile(r"^(?:advisor::module::|\[pl\]\[module\][^:]*: )(.+)$", re.DOTALL)
+#: Frames that the profiler records with stacks: the class, and a number for each instance.
+_FRAME = re.compile(r"^nn\.Module: (.+?)(?:_\d+)?$", re.DOTALL)
 
 
 class _Sequence(msgspec.Struct, gc=False):
-    number: int | None = msgspec.field(default=None, name="Sequence number")
-    forward_thread: int | None = msgspec.field(default=None, name="Fwd thread id")
+    number: int = msgspec.field(default=-1, name="Sequence number")
+    forward_thread: int = msgspec.field(default=0, name="Fwd thread id")
 
 
 _SEQUENCE = msgspec.json.Decoder(_Sequence)
@@ -29,8 +34,9 @@ _SEQUENCE = msgspec.json.Decoder(_Sequence)
 def assign_modules(trace: Trace, launches: Launches, parent: np.ndarray) -> tuple[np.ndarray, list[str]]:
     """Module of each launch, as an index into the returned paths, or -1; int32 (n,).
 
-    Forward launches take the innermost module range around them on their thread. Backward launches
-    take the module of the forward operator that carries the same autograd sequence number.
+    Forward launches take the innermost module range around them on their thread; so does what
+    activation checkpointing computes again during backward. Other backward launches take the module of
+    the forward operator that carries the same autograd sequence number.
     """
     ranges, labels, paths = _module_ranges(trace)
     if not len(ranges):
@@ -39,78 +45,132 @@ def assign_modules(trace: Trace, launches: Launches, parent: np.ndarray) -> tupl
 
     def at(track: np.ndarray, ts_ns: np.ndarray) -> np.ndarray:
         inner = nesting.innermost(track, ts_ns)
-        return np.where(inner >= 0, labels[np.maximum(inner, 0)], -1).astype(np.int32)
+        return np.where(inner >= 0, labels[inner], -1).astype(np.int32)
 
     module = at(launches.track, launches.launch_ts_ns)
-    engine = np.array([is_backward(name) for name in trace.names], bool)[trace.ops.name]
+    engine = named(trace.names, trace.ops.name, is_backward)
     owner = nearest(launches.op, parent, engine)
     waiting = np.flatnonzero((owner >= 0) & (module < 0))
     if len(waiting):
-        forward = _forward_of(trace.ops, engine, owner[waiting])
-        known = forward >= 0
-        source = forward[known]
-        module[waiting[known]] = at(trace.ops.track[source], trace.ops.ts_ns[source])
+        owners, which = np.unique(owner[waiting], return_inverse=True)
+        in_module = at(trace.ops.track, trace.ops.ts_ns)
+        forward = _forward_of(trace.ops, np.flatnonzero(~engine), owners)
+        found = np.where(forward >= 0, in_module[forward], -1)
+        module[waiting] = found[which.reshape(-1)]
     return module, paths
 
 
 def _module_ranges(trace: Trace) -> tuple[Events, np.ndarray, list[str]]:
     """Module ranges, each one's label (index into the paths), and the paths."""
-    own = np.array([name.startswith(MODULE_PREFIX) for name in trace.names], bool)
+    own = named(trace.names, trace.annotations.name, _RANGE.match)
     if own.any():
-        ranges = trace.annotations.take(own[trace.annotations.name])
-        used = np.unique(ranges.name)
-        paths = [trace.names[i][len(MODULE_PREFIX) :] for i in used.tolist()]
-        return ranges, np.searchsorted(used, ranges.name).astype(np.int32), paths
-    python = np.array([name.startswith(_PYTHON_PREFIX) for name in trace.names], bool)
-    ranges = trace.python.take(python[trace.python.name] if len(trace.python) else np.zeros(0, bool))
-    return ranges, *_python_paths(trace, ranges)
+        ranges = trace.annotations.take(own)
+        paths: dict[str, int] = {}
+        labels = coded(
+            trace.names,
+            ranges.name,
+            lambda name: paths.setdefault(_RANGE.sub(r"\1", name), len(paths)),
+            np.dtype(np.int32),
+        )
+        return ranges, labels, list(paths)
+    ranges = trace.python.take(named(trace.names, trace.python.name, _FRAME.match))
+    return ranges, *_paths_of_frames(trace, ranges)
 
 
-def _python_paths(trace: Trace, ranges: Events) -> tuple[np.ndarray, list[str]]:
-    """Paths such as ``GPT_0.Block_3.Linear_1`` from the module frames that stacks record."""
+def _paths_of_frames(trace: Trace, ranges: Events) -> tuple[np.ndarray, list[str]]:
+    """Paths such as ``GPT.Block[3].Linear[1]`` from the module frames that stacks record.
+
+    The profiler numbers all instances of a class through; here they are numbered within their parent, in
+    the order of their first call, so that the same place in each layer has the same number.
+    """
     parent = Nesting(ranges.track, ranges.ts_ns, ranges.dur_ns).parent.tolist()
     labels = np.full(len(ranges), -1, np.int32)
     index: dict[tuple[int, int], int] = {}
-    paths: list[str] = []
+    siblings: Counter[tuple[int, str]] = Counter()
+    places: list[tuple[int, str, int]] = []
     for i, name in enumerate(ranges.name.tolist()):
         above = int(labels[parent[i]]) if parent[i] >= 0 else -1
         key = (above, name)
         if key not in index:
-            own = trace.names[name][len(_PYTHON_PREFIX) :]
-            index[key] = len(paths)
-            paths.append(f"{paths[above]}.{own}" if above >= 0 else own)
+            kind = _FRAME.sub(r"\1", trace.names[name])
+            index[key] = len(places)
+            places.append((above, kind, siblings[above, kind]))
+            siblings[above, kind] += 1
         labels[i] = index[key]
+    paths: list[str] = []
+    for above, kind, number in places:
+        own = f"{kind}[{number}]" if siblings[above, kind] > 1 else kind
+        paths.append(f"{paths[above]}.{own}" if above >= 0 else own)
     return labels, paths
 
 
-def _forward_of(ops: Events, engine: np.ndarray, backward: np.ndarray) -> np.ndarray:
-    """Forward operator of each backward one: same sequence number, latest before it; -1 if unknown."""
-    numbers, positions = [], []
-    for i, raw in enumerate(ops.args):
-        if engine[i] or b"Sequence number" not in bytes(raw):
-            continue
-        entry = _decode(raw)
-        if entry.number is not None and entry.number >= 0 and not entry.forward_thread:
-            numbers.append(entry.number)
-            positions.append(i)
+def _forward_of(ops: Events, candidates: np.ndarray, backward: np.ndarray) -> np.ndarray:
+    """Forward operator of each backward one, or -1; int64 (len(backward),).
+
+    The last one before it that carries its sequence number: operators that make no node of the graph
+    carry the number of the next node, so the one that made it comes last.
+
+    Args:
+        ops: all operators.
+        candidates: positions of those that may be forward operators, ascending.
+        backward: positions of backward operators.
+    """
     found = np.full(len(backward), -1, np.int64)
-    if not numbers:
-        return found
-    number, position = np.array(numbers, np.int64), np.array(positions, np.int64)
-    order = np.lexsort((ops.ts_ns[position], number))
+    entries = [_sequence(ops.args[i]) for i in candidates.tolist()]
+    forward = np.array([e.number >= 0 and not e.forward_thread for e in entries], bool)
+    number = np.array([e.number for e in entries], np.int64)[forward]
+    position = candidates[forward]
+    order = np.lexsort((position, number))
     number, position = number[order], position[order]
-    for i, b in enumerate(backward.tolist()):
-        wanted = _decode(ops.args[b]).number
-        if wanted is None:
-            continue
-        lo, hi = np.searchsorted(number, wanted, "left"), np.searchsorted(number, wanted, "right")
-        before = np.searchsorted(ops.ts_ns[position[lo:hi]], ops.ts_ns[b])
-        if before:
-            found[i] = position[lo + before - 1]
+
+    wanted = [_sequence(ops.args[i]) for i in backward.tolist()]
+    wanted_number = np.array([e.number for e in wanted], np.int64)
+    thread = np.array([e.forward_thread for e in wanted], np.int64)
+    for one in np.unique(thread).tolist():
+        asked = np.flatnonzero((thread == one) & (wanted_number >= 0))
+        own = _on_the_thread_of(wanted_number[asked], number, position, ops.track[position])
+        found[asked] = _last_before(number[own], position[own], wanted_number[asked], backward[asked])
     return found
 
 
-def _decode(raw: msgspec.Raw) -> _Sequence:
+def _on_the_thread_of(
+    wanted: np.ndarray, number: np.ndarray, position: np.ndarray, track: np.ndarray
+) -> np.ndarray:
+    """bool (n,): on the track that carries most of the wanted numbers; of equals, the one that did last.
+
+    Each thread counts for itself, and the profiler's name of the forward thread is not the trace's.
+    """
+    tracks = np.unique(track)
+    if len(tracks) < 2:
+        return np.ones(len(number), bool)
+    asked = np.isin(number, wanted)
+    votes = [
+        (len(np.unique(number[own])), int(position[own].max()) if own.any() else -1)
+        for own in (asked & (track == one) for one in tracks.tolist())
+    ]
+    return track == tracks[votes.index(max(votes))]
+
+
+def _last_before(
+    number: np.ndarray, position: np.ndarray, wanted: np.ndarray, before: np.ndarray
+) -> np.ndarray:
+    """The last position of each wanted number that lies before a position, or -1.
+
+    Args:
+        number, position: sorted by number, then position.
+        wanted, before: one question each.
+    """
+    found = np.full(len(wanted), -1, np.int64)
+    first = np.searchsorted(number, wanted, "left")
+    last = np.searchsorted(number, wanted, "right")
+    for i in np.flatnonzero(last > first).tolist():
+        earlier = int(np.searchsorted(position[first[i] : last[i]], before[i]))
+        if earlier:
+            found[i] = position[first[i] + earlier - 1]
+    return found
+
+
+def _sequence(raw: msgspec.Raw) -> _Sequence:
     try:
         return _SEQUENCE.decode(raw)
     except msgspec.DecodeError:

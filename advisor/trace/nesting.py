@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import numpy as np
 
+#: Start and duration are rounded apart, so a child may seem to outlast its parent by this much.
+_ROUNDING_NS = 2
+
 
 class Nesting:
     """Nested intervals on tracks, with the question "which is the innermost at this time?".
 
+    An interval contains its start but not its end. Where two overlap without one holding the other
+    (broken clocks, a cut-off trace), the one that started later counts as the inner one while both run.
+
     Args:
-        track: int (n,), the thread of each interval; intervals of one track nest.
+        track: int (n,), the thread of each interval; only intervals of one track nest.
         ts_ns: int64 (n,), starts.
         dur_ns: int64 (n,), durations.
 
@@ -19,15 +25,13 @@ class Nesting:
 
     def __init__(self, track: np.ndarray, ts_ns: np.ndarray, dur_ns: np.ndarray) -> None:
         n = len(ts_ns)
-        self._t0 = int(ts_ns.min()) if n else 0
-        last = int((ts_ns + dur_ns).max()) if n else 0
-        # One number line for all tracks: each gets a stretch of its own.
-        self._span = last - self._t0 + 1
-        key = track.astype(np.int64) * self._span + (ts_ns - self._t0)
-        self._order = np.lexsort((-dur_ns, key))
-        self._start = key[self._order]
-        self._end = self._start + dur_ns[self._order]
-        self._parent = _parents(self._start, self._end)
+        self._order = np.lexsort((-dur_ns, ts_ns, track))
+        self._track = track[self._order].astype(np.int64)
+        self._end = (ts_ns + dur_ns)[self._order]
+        # Track and start in one sortable number; starts by rank, since tracks times ns may overflow.
+        self._starts, rank = np.unique(ts_ns, return_inverse=True)
+        self._key = self._track * n + rank.reshape(-1)[self._order]
+        self._parent = _parents(self._track, ts_ns[self._order], self._end)
         self.parent = np.full(n, -1, np.int32)
         inside = self._parent >= 0
         self.parent[self._order[inside]] = self._order[self._parent[inside]]
@@ -35,31 +39,33 @@ class Nesting:
     def innermost(self, track: np.ndarray, ts_ns: np.ndarray) -> np.ndarray:
         """Position of the innermost interval that contains each time on its track, or -1; int32 (m,)."""
         found = np.full(len(ts_ns), -1, np.int32)
-        if not len(self._start):
+        rank = np.searchsorted(self._starts, ts_ns, side="right") - 1
+        asked = np.flatnonzero((rank >= 0) & (track >= 0))
+        if not len(asked):
             return found
-        offset = ts_ns - self._t0
-        askable = np.flatnonzero((offset >= 0) & (offset < self._span) & (track >= 0))
-        key = track[askable].astype(np.int64) * self._span + offset[askable]
-        at = np.searchsorted(self._start, key, side="right") - 1
-        outside = (at >= 0) & (self._end[at] <= key)
-        while outside.any():
-            at[outside] = self._parent[at[outside]]
-            outside = (at >= 0) & (self._end[at] <= key)
-        # The key of an earlier track may be reached when this one has nothing before the time.
+        key = track[asked].astype(np.int64) * len(self._key) + rank[asked]
+        at = np.searchsorted(self._key, key, side="right") - 1
+        at[(at >= 0) & (self._track[at] != track[asked])] = -1
+        time = ts_ns[asked]
+        left = np.flatnonzero((at >= 0) & (self._end[at] <= time))
+        while len(left):
+            at[left] = self._parent[at[left]]
+            left = left[at[left] >= 0]
+            left = left[self._end[at[left]] <= time[left]]
         inside = at >= 0
-        found[askable[inside]] = self._order[at[inside]]
+        found[asked[inside]] = self._order[at[inside]]
         return found
 
 
 def nearest(start: np.ndarray, parent: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-    """The closest of self and ancestors for which `wanted` holds, or -1.
+    """The closest of self and ancestors for which `wanted` holds, or -1; int32 (m,).
 
     Args:
         start: int (m,), positions to start from; -1 stays -1.
         parent: int32 (n,), as in `Nesting.parent`.
         wanted: bool (n,).
     """
-    at = start.astype(np.int32).copy()
+    at = start.astype(np.int32)
     climbing = np.flatnonzero(at >= 0)
     climbing = climbing[~wanted[at[climbing]]]
     while len(climbing):
@@ -69,13 +75,18 @@ def nearest(start: np.ndarray, parent: np.ndarray, wanted: np.ndarray) -> np.nda
     return at
 
 
-def _parents(start: np.ndarray, end: np.ndarray) -> np.ndarray:
-    """Parents of intervals sorted by start, longer first."""
+def _parents(track: np.ndarray, start: np.ndarray, end: np.ndarray) -> np.ndarray:
+    """Parents of intervals sorted by track, then start, longer first; int64 (n,)."""
     parents = [-1] * len(start)
     ends = end.tolist()
     stack: list[int] = []
-    for i, begin in enumerate(start.tolist()):
-        while stack and ends[stack[-1]] <= begin:
+    current = None
+    for i, (lane, begin) in enumerate(zip(track.tolist(), start.tolist(), strict=True)):
+        if lane != current:
+            stack.clear()
+            current = lane
+        # One that ends before this does can be inner to nothing from here on.
+        while stack and (ends[stack[-1]] <= begin or ends[stack[-1]] + _ROUNDING_NS < ends[i]):
             stack.pop()
         if stack:
             parents[i] = stack[-1]

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from advisor.trace.events import MEMCPY, Trace
+from advisor.trace.events import MEMCPY, Events, Trace
+from advisor.trace.names import coded, named
 from advisor.trace.nesting import Nesting, nearest
 from advisor.trace.steps import Steps
 
@@ -18,19 +19,35 @@ PHASES = (
     "input", "forward", "loss", "backward", "optimizer", "communication", "validation", "logging", "other",
 )  # fmt: skip
 _CODE = {name: i for i, name in enumerate(PHASES)}
+VALIDATION = _CODE["validation"]
 PHASE_PREFIX = "advisor::phase::"
 #: Ranges that users write around the parts of their loop: "## forward ##", "optimizer_step", ...
 _USER_RANGE = re.compile(
     r"^\W*(?:train(?:ing)?[ _])?(forward|backward|optimizer|loss|validation)(?:[ _](?:pass|step))?\W*$", re.I
 )
+#: Ranges of Lightning's PyTorchProfiler. Its `optimizer_step` holds the closure and says nothing.
+_LIGHTNING = re.compile(
+    r"^\[pl\]\[profile\].*(?:"
+    r"(?P<input>\.train_dataloader_next|\[Strategy\].*\.batch_to_device)|"
+    r"(?P<forward>\[Strategy\].*\.training_step)|"
+    r"(?P<backward>\[Strategy\].*\.backward)|"
+    r"(?P<optimizer>\.optimizer_zero_grad|\.on_before_optimizer_step|\.configure_gradient_clipping)|"
+    r"(?P<validation>\[Strategy\].*\.validation_step|\.val_next)"
+    r")$"
+)
 _COLLECTIVE = re.compile(r"^(?:void )?\W*(?:nccl|rccl|msccl)", re.I)
 _LOSS = re.compile(r"loss|cross_entropy")
-_BACKWARD = re.compile(r"^(?:autograd::engine::evaluate_function|\w+Backward\d*$)")
+_ENGINE = re.compile(
+    r"^(?:autograd::engine::evaluate_function\b|(?:struct )?torch::autograd::|\w+Backward\d*$)"
+)
+#: Ranges that the loop's own thread carries.
+_LOOP = re.compile(r"^(?:ProfilerStep#|Optimizer\.|enumerate\(DataLoader\))")
+_OPTIMIZER_OP = re.compile(r"^(?:aten|torchao|bitsandbytes)::_(?:fused_(?:adam|sgd|adagrad)|foreach_)")
 
 
 def is_backward(op_name: str) -> bool:
     """Whether an operator is the autograd engine's: its own range or a backward node."""
-    return _BACKWARD.match(op_name) is not None
+    return _ENGINE.match(op_name) is not None
 
 
 def is_collective(kernel_name: str) -> bool:
@@ -41,84 +58,101 @@ def is_collective(kernel_name: str) -> bool:
 def assign_phases(trace: Trace, launches: Launches, parent: np.ndarray, steps: Steps) -> np.ndarray:
     """Phase of each launch as an index into `PHASES`; int8 (n,).
 
-    Ranges that the capture or the user put around the phases decide where they exist; elsewhere the
-    autograd engine's own operators, the optimizer's and the loader's ranges do.
+    Ranges that the capture, Lightning's profiler or the user put around the phases decide where they
+    exist; elsewhere the autograd engine's own operators, the optimizer's and the loader's ranges do.
     """
-    phase = np.full(len(launches), _CODE["other"], np.int8)
     linked = launches.launch_ts_ns >= 0
-    inferred = _inferred(trace, launches, parent, steps)
-    phase[linked] = inferred[linked]
+    phase = np.where(linked, _inferred(trace, launches, parent, steps), _CODE["other"]).astype(np.int8)
     stated = _stated(trace, launches.launch_ts_ns)
-    phase = np.where(stated >= 0, stated, phase).astype(np.int8)
-    in_loss = nearest(launches.op, parent, _named(trace, trace.ops.name, _LOSS.search)) >= 0
+    phase = np.where(stated >= 0, stated, phase)
+    in_loss = nearest(launches.op, parent, named(trace.names, trace.ops.name, _LOSS.search)) >= 0
     phase[in_loss & (phase == _CODE["forward"])] = _CODE["loss"]
-    collective = np.array([is_collective(name) for name in trace.names], bool)
-    if len(collective):
-        phase[collective[launches.name]] = _CODE["communication"]
+    phase[named(trace.names, launches.name, is_collective)] = _CODE["communication"]
     return phase
 
 
 def _stated(trace: Trace, ts_ns: np.ndarray) -> np.ndarray:
     """Phase by explicit ranges, or -1. Time alone decides: backward launches from a thread of its own."""
-    marks = trace.annotations
-    codes = np.array([_stated_code(name) for name in trace.names], np.int8)
-    if not len(marks) or not (codes[marks.name] >= 0).any():
+    codes = coded(trace.names, trace.annotations.name, _stated_code, np.int8)
+    ranges = trace.annotations.take(codes >= 0)
+    codes = codes[codes >= 0]
+    if not len(ranges):
         return np.full(len(ts_ns), -1, np.int8)
-    ranges = marks.take(codes[marks.name] >= 0)
-    nesting = Nesting(np.zeros(len(ranges), np.int32), ranges.ts_ns, ranges.dur_ns)
-    at = nesting.innermost(np.zeros(len(ts_ns), np.int32), ts_ns)
-    return np.where(at >= 0, codes[ranges.name[np.maximum(at, 0)]], -1).astype(np.int8)
+    at = _innermost_of_any_thread(ranges, ts_ns)
+    return np.where(at >= 0, codes[at], -1).astype(np.int8)
 
 
 def _stated_code(name: str) -> int:
     if name.startswith(PHASE_PREFIX):
         return _CODE.get(name[len(PHASE_PREFIX) :], _CODE["other"])
     found = _USER_RANGE.match(name)
-    return _CODE[found.group(1).lower()] if found else -1
-
-
-def _named(trace: Trace, name_index: np.ndarray, test) -> np.ndarray:
-    """bool, per event: whether its name passes."""
-    hit = np.array([bool(test(name)) for name in trace.names], bool)
-    return hit[name_index] if len(hit) else np.zeros(len(name_index), bool)
+    if found:
+        return _CODE[found.group(1).lower()]
+    found = _LIGHTNING.match(name)
+    return _CODE[found.lastgroup] if found and found.lastgroup else -1
 
 
 def _inferred(trace: Trace, launches: Launches, parent: np.ndarray, steps: Steps) -> np.ndarray:
-    ops, ts = trace.ops, launches.launch_ts_ns
-    engine = _named(trace, ops.name, is_backward)
+    """Phase of each linked launch without anyone having stated it."""
+    ops, marks, ts = trace.ops, trace.annotations, launches.launch_ts_ns
+    engine = named(trace.names, ops.name, is_backward)
     phase = np.full(len(ts), _CODE["forward"], np.int8)
 
-    begin, end = _span_per_step(steps, ops.ts_ns[engine], ops.end_ns[engine])
-    step = launches.step
-    has_backward = (step >= 0) & (begin[np.maximum(step, 0)] >= 0)
-    first, last = begin[np.maximum(step, 0)], end[np.maximum(step, 0)]
-    phase[has_backward & (ts >= first)] = _CODE["backward"]
-    phase[has_backward & (ts >= last)] = _CODE["other"]
+    ended = _last_end_in_step(steps, ops.ts_ns[engine], ops.end_ns[engine])
+    backward_over = (launches.step >= 0) & (ended >= 0)[launches.step] & (ts >= ended[launches.step])
+    phase[backward_over] = _CODE["other"]
+    by_optimizer = nearest(launches.op, parent, named(trace.names, ops.name, _OPTIMIZER_OP.match)) >= 0
+    phase[by_optimizer & backward_over] = _CODE["optimizer"]
 
-    marks = trace.annotations
-    to_device = np.array(["HtoD" in name for name in trace.names], bool)
-    if len(to_device):
-        phase[(launches.kind == MEMCPY) & to_device[launches.name]] = _CODE["input"]
-    phase[_inside(trace, marks, "enumerate(DataLoader)", ts)] = _CODE["input"]
-    stepping = _inside(trace, marks, "Optimizer.step#", ts)
-    # A closure runs forward and backward inside the optimizer's range: only what follows is its own.
-    phase[stepping & (~has_backward | (ts >= last))] = _CODE["optimizer"]
-    phase[_inside(trace, marks, "Optimizer.zero_grad#", ts)] = _CODE["optimizer"]
+    to_device = named(trace.names, launches.name, lambda name: "HtoD" in name or "HostToDevice" in name)
+    phase[(launches.kind == MEMCPY) & to_device] = _CODE["input"]
+    phase[_inside(trace, marks, "enumerate(DataLoader)", ts) >= 0] = _CODE["input"]
+    phase[_in_optimizer_step(trace, ops.ts_ns[engine], ops.end_ns[engine], ts)] = _CODE["optimizer"]
+    phase[_inside(trace, marks, "Optimizer.zero_grad#", ts) >= 0] = _CODE["optimizer"]
     phase[nearest(launches.op, parent, engine) >= 0] = _CODE["backward"]
+    # A thread other than the loop's that runs the engine does nothing else.
+    loop = marks.track[named(trace.names, marks.name, _LOOP.match)]
+    if len(loop):
+        phase[np.isin(launches.track, np.setdiff1d(ops.track[engine], loop))] = _CODE["backward"]
     return phase
 
 
-def _span_per_step(steps: Steps, start: np.ndarray, end: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """First start and last end of these events in each step; -1 where it has none."""
-    first = np.full(len(steps), -1, np.int64)
+def _in_optimizer_step(
+    trace: Trace, engine_start_ns: np.ndarray, engine_end_ns: np.ndarray, ts_ns: np.ndarray
+) -> np.ndarray:
+    """bool (m,): in an optimizer's range, and after the backward of the closure that it may hold.
+
+    Lightning runs forward and backward in a closure inside the optimizer's own range.
+    """
+    prefix = "Optimizer.step#"
+    marks = trace.annotations.take(named(trace.names, trace.annotations.name, lambda n: n.startswith(prefix)))
+    inside = _innermost_of_any_thread(marks, ts_ns)
+    begin = marks.ts_ns
+    if len(engine_start_ns):
+        # The last engine operator that starts inside a range, if any does.
+        last = np.searchsorted(engine_start_ns, marks.end_ns) - 1
+        holds = (last >= 0) & (engine_start_ns[last] >= marks.ts_ns)
+        begin = np.where(holds, np.maximum.accumulate(engine_end_ns)[last], begin)
+    found = inside >= 0
+    found[found] = ts_ns[found] >= begin[inside[found]]
+    return found
+
+
+def _last_end_in_step(steps: Steps, start_ns: np.ndarray, end_ns: np.ndarray) -> np.ndarray:
+    """Last end of the events that start in each step; -1 where none does. int64 (steps,)."""
     last = np.full(len(steps), -1, np.int64)
-    step = steps.at(start)
-    for i in np.unique(step[step >= 0]).tolist():
-        first[i], last[i] = start[step == i].min(), end[step == i].max()
-    return first, last
+    step = steps.at(start_ns)
+    np.maximum.at(last, step[step >= 0], end_ns[step >= 0])
+    return last
 
 
-def _inside(trace: Trace, marks, prefix: str, ts_ns: np.ndarray) -> np.ndarray:
-    chosen = marks.take(_named(trace, marks.name, lambda name: name.startswith(prefix)))
-    nesting = Nesting(np.zeros(len(chosen), np.int32), chosen.ts_ns, chosen.dur_ns)
-    return nesting.innermost(np.zeros(len(ts_ns), np.int32), ts_ns) >= 0
+def _inside(trace: Trace, marks: Events, prefix: str, ts_ns: np.ndarray) -> np.ndarray:
+    """Position among the marks of this kind that hold each time, or -1."""
+    chosen = marks.take(named(trace.names, marks.name, lambda name: name.startswith(prefix)))
+    return _innermost_of_any_thread(chosen, ts_ns)
+
+
+def _innermost_of_any_thread(ranges: Events, ts_ns: np.ndarray) -> np.ndarray:
+    one_thread = np.zeros(len(ranges), np.int32)
+    nesting = Nesting(one_thread, ranges.ts_ns, ranges.dur_ns)
+    return nesting.innermost(np.zeros(len(ts_ns), np.int32), ts_ns)

@@ -8,12 +8,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from advisor.trace.events import Trace
+from advisor.trace.names import named
 
 _PROFILER_STEP = re.compile(r"ProfilerStep#(\d+)$")
 #: Fewer fetches or optimizer steps than this do not show a period.
 _MIN_MARKS = 3
 #: Steps whose launches differ from the median's by more than this fraction did something else besides.
 _ODD_FRACTION = 0.5
+#: Times in ns since 1970 are far beyond this; an event at 0 among them has lost its clock.
+_CLOCK_NS = 10**15
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -46,30 +49,33 @@ class Steps:
 def find_steps(trace: Trace) -> Steps:
     """Steps by the profiler's ranges, else by the loader's or optimizer's, else the whole trace as one."""
     marks = trace.annotations
-    numbers = [_PROFILER_STEP.match(trace.names[i]) for i in marks.name.tolist()]
-    is_step = np.array([m is not None for m in numbers], bool)
-    if is_step.any():
-        number = np.array([int(m.group(1)) for m in numbers if m], np.int64)
-        chosen = marks.take(is_step)
-        # One range a step: a second copy (another thread's, or a lane of the device) is the shorter one.
-        order = np.lexsort((-chosen.dur_ns, number))
-        order = order[np.unique(number[order], return_index=True)[1]]
-        order = order[np.argsort(chosen.ts_ns[order], kind="stable")]
-        start, end = chosen.ts_ns[order], chosen.end_ns[order]
-        end[:-1] = np.minimum(end[:-1], start[1:])
-        return Steps(number[order], start, end, "profiler")
-    return _inferred(trace)
+    chosen = marks.take(named(trace.names, marks.name, _PROFILER_STEP.match))
+    if not len(chosen):
+        return _inferred(trace)
+    number = np.array([_number(trace.names[i]) for i in chosen.name.tolist()], np.int64)
+    # One range a step: a second copy (another thread's, or a lane of the device) is the shorter one.
+    order = np.lexsort((-chosen.dur_ns, number))
+    order = order[np.unique(number[order], return_index=True)[1]]
+    order = order[np.argsort(chosen.ts_ns[order], kind="stable")]
+    start, end = chosen.ts_ns[order], chosen.end_ns[order]
+    end[:-1] = np.minimum(end[:-1], start[1:])
+    return Steps(number[order], start, end, "profiler")
+
+
+def _number(name: str) -> int:
+    found = _PROFILER_STEP.match(name)
+    return int(found.group(1)) % (1 << 62) if found else -1
 
 
 def _inferred(trace: Trace) -> Steps:
     marks = trace.annotations
-    start_ns, end_ns = extent(trace)
     for prefix, source in (("enumerate(DataLoader)", "dataloader"), ("Optimizer.step#", "optimizer")):
-        chosen = np.array([trace.names[i].startswith(prefix) for i in marks.name.tolist()], bool)
-        if chosen.sum() < _MIN_MARKS:
+        chosen = named(trace.names, marks.name, re.compile(re.escape(prefix)).match)
+        bounds = np.unique((marks.ts_ns if source == "dataloader" else marks.end_ns)[chosen])
+        if len(bounds) < _MIN_MARKS:
             continue
-        bounds = np.unique(marks.ts_ns[chosen] if source == "dataloader" else marks.end_ns[chosen])
         return Steps(np.arange(len(bounds) - 1), bounds[:-1], bounds[1:], source)
+    start_ns, end_ns = extent(trace)
     return Steps(np.zeros(1, np.int64), np.array([start_ns]), np.array([end_ns + 1]), "trace")
 
 
@@ -78,27 +84,41 @@ def extent(trace: Trace) -> tuple[int, int]:
     tables = [t for t in (trace.ops, trace.runtime, trace.device, trace.annotations) if len(t)]
     if not tables:
         return 0, 0
-    return min(int(t.ts_ns[0]) for t in tables), max(int(t.end_ns.max()) for t in tables)
+    starts = np.concatenate([t.ts_ns for t in tables])
+    timed = starts[starts > 0]
+    start = timed.min() if len(timed) and timed.min() > _CLOCK_NS else starts.min()
+    return int(start), max(int(t.end_ns.max()) for t in tables)
 
 
-def steady_steps(steps: Steps, launches_per_step: np.ndarray) -> np.ndarray:
+def steady_steps(
+    steps: Steps, launches_per_step: np.ndarray, interrupted: np.ndarray, cycle: int = 1
+) -> np.ndarray:
     """Which steps the figures are taken from; bool (n,).
 
-    The first is dropped (the profiler starts up in it), then those without any launch, and those that
-    launched far more or less than the median (a validation run, a checkpoint, a cut-off step).
+    The first is dropped (the profiler starts up in it), then those without any launch, those with a
+    validation run inside, and those that launched far more or less than the median (a checkpoint, an
+    unmarked validation run, a cut-off step). A condition that no step meets is waived.
+
+    Args:
+        steps: n steps.
+        launches_per_step: int (n,).
+        interrupted: bool (n,), something other than training ran inside.
+        cycle: batches to a step of the optimizer. With more than one, batches differ by design and the
+            last condition does not apply.
     """
-    steady = np.ones(len(steps), bool)
+    chosen = np.ones(len(steps), bool)
+    busy = launches_per_step > 0
     if len(steps) > 1:
-        steady[0] = False
-    counts = launches_per_step
-    busy = steady & (counts > 0)
-    if not busy.any():
-        busy = counts > 0
-    if not busy.any():
-        return steady
-    usual = np.median(counts[busy])
-    regular = busy & (np.abs(counts - usual) <= _ODD_FRACTION * usual)
-    return regular if regular.any() else busy
+        chosen[0] = False
+    if busy.any() and not (chosen & busy).any():
+        chosen[:] = True
+    # The first step has a vote on what is usual: of two others, neither is.
+    usual = np.median(launches_per_step[busy]) if busy.any() else 0
+    regular = np.abs(launches_per_step - usual) <= _ODD_FRACTION * usual
+    for condition in (busy, ~interrupted, regular if cycle == 1 else busy):
+        if (chosen & condition).any():
+            chosen &= condition
+    return chosen
 
 
 def step_times_ns(
@@ -108,7 +128,8 @@ def step_times_ns(
 
     A host that runs ahead closes a step's range long before the device is through with it, so the
     distance is taken on the busier side: between the ends of successive steps' device work where the
-    device is the longer one, else between the ends of the host's ranges.
+    device is the longer one, else between the ends of the host's ranges. A step without a predecessor in
+    the trace has its own range, or its own device time.
 
     Args:
         steps: n steps.
@@ -120,16 +141,12 @@ def step_times_ns(
         int64 (number of steady steps,) and the side, ``"host"`` or ``"device"``.
     """
     chosen = np.flatnonzero(steady)
-    host = steps.end_ns - steps.start_ns
-    successive = np.zeros(len(steps), bool)
-    successive[1:] = steps.number[1:] == steps.number[:-1] + 1
-    host[1:] = np.where(successive[1:], np.diff(steps.end_ns), host[1:])
-    device = busy_ns.astype(np.int64).copy()
-    paired = successive.copy()
-    paired[1:] &= (device_end_ns[1:] >= 0) & (device_end_ns[:-1] >= 0)
-    gap = np.diff(device_end_ns, prepend=0)
-    device = np.where(paired, np.maximum(gap, device), device)
     if not len(chosen):
         return np.zeros(0, np.int64), "host"
+    follows = np.diff(steps.number, prepend=steps.number[0]) == 1
+    host = np.where(follows, np.diff(steps.end_ns, prepend=0), steps.end_ns - steps.start_ns)
+    worked = device_end_ns >= 0
+    paired = follows & worked & np.roll(worked, 1)
+    device = np.where(paired, np.maximum(np.diff(device_end_ns, prepend=0), busy_ns), busy_ns)
     side = "device" if np.median(device[chosen]) > np.median(host[chosen]) else "host"
     return (device if side == "device" else host)[chosen], side
