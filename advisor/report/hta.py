@@ -98,12 +98,13 @@ def _remark(failures: list[str]) -> Quality:
 def _files(report: Report, analysis: Analysis) -> list[_File]:
     traces = report.trace.files or [report.trace]
     primary = analysis.timeline.trace.path
-    several = len(traces) > 1
+    ranks = {trace.rank for trace in traces}
+    told_by_rank = None not in ranks and len(ranks) == len(traces)
 
     def label(rank: int | None, path: str) -> str:
-        if not several:
+        if len(traces) == 1:
             return ""
-        return f"{Path(path).name}: " if rank is None else f"rank {rank}: "
+        return f"rank {rank}: " if told_by_rank else f"{Path(path).name}: "
 
     return [
         _File(
@@ -186,7 +187,7 @@ def _run(
             ).returncode
             failure = f"its process ended with status {status}" if status else None
         except subprocess.TimeoutExpired:
-            failure = f"it was stopped after {timeout_s:.0f} s"
+            failure = f"it was stopped after {timeout_s:g} s"
         text = result.read_text(encoding="utf-8") if result.exists() else ""
     # A worker that was stopped may leave half a line.
     return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")], failure
