@@ -284,7 +284,7 @@ def _device_columns(events: list[Any], texts: list[bytes], odd: Counter[str]) ->
         "device": _ints([args.device for args in decoded], np.int32),
         "stream": _ints([args.stream for args in decoded], np.int32),
         "bytes": _ints([args.bytes for args in decoded]),
-        "grid_blocks": _ints([-1 if args.grid is None else prod(args.grid) for args in decoded]),
+        "grid_blocks": _ints([prod(args.grid) if args.grid else -1 for args in decoded]),
     }
 
 

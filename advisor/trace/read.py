@@ -72,6 +72,8 @@ def _streamed(source: Source) -> Trace:
     with _gc_paused():
         for batch in stream:
             builder.add(batch)
+            # The next batch is decoded before the name would be bound anew.
+            del batch
         if not builder.event_count:
             raise NotStreamable
         return builder.finish(stream.meta, source.path, source.size_bytes)

@@ -25,8 +25,8 @@ _NOT_TRACES = re.compile(r"^(report|context|journal)\b.*\.json$|\.(context|repor
 #: The package's stubs do not say that it is an exception.
 _ISAL_ERROR = cast("type[Exception]", IsalError)
 _GZIP_MAGIC = b"\x1f\x8b"
-_PIECE_BYTES = 4 << 20
-_BITE_BYTES = 512
+_PIECE_BYTES = 2 << 20
+_BITE_BYTES = 4096
 _RANK = re.compile(r"rank[-_. ]?(\d{1,6})(?!\d)", re.IGNORECASE)
 
 
@@ -139,20 +139,19 @@ class Source:
         return data, True
 
     def _before_break(self, file: BinaryIO) -> Iterator[bytes]:
-        """Fed in small bites, since the bite in which the break lies is lost; another stream may follow."""
-        unpacker, total, bite = zlib.decompressobj(wbits=31), 0, b""
-        while bite or (bite := file.read(_BITE_BYTES)):
+        """All that can be unpacked; streams may follow each other."""
+        unpacker, total = zlib.decompressobj(wbits=31), 0
+        while bite := file.read(_BITE_BYTES):
+            before = unpacker.copy()
             try:
-                piece = unpacker.decompress(bite, self._limit - total + 1)
+                pieces, unpacker = _unpacked(unpacker, bite)
             except zlib.error:
-                return
-            total += len(piece)
-            if total > self._limit:
-                raise self._too_large()
-            yield piece
-            bite = unpacker.unconsumed_tail
-            if unpacker.eof:
-                bite, unpacker = unpacker.unused_data.lstrip(b"\0"), zlib.decompressobj(wbits=31)
+                pieces, file = _unpacked_to_the_break(before, bite), io.BytesIO()
+            for piece in pieces:
+                total += len(piece)
+                if total > self._limit:
+                    raise self._too_large()
+                yield piece
 
     def _open(self) -> BinaryIO:
         return open(self.path, "rb") if self._stored is None else io.BytesIO(self._stored)
@@ -232,6 +231,28 @@ def _next_piece(stream: Any) -> bytes:
         if getattr(error, "errno", None) is not None:
             raise
         raise BrokenGzip from error
+
+
+def _unpacked(unpacker: Any, bite: bytes) -> tuple[list[bytes], Any]:
+    """A bite unpacked (at most some thousandfold), and the unpacker for the next."""
+    pieces = []
+    while bite:
+        pieces.append(unpacker.decompress(bite))
+        bite = b""
+        if unpacker.eof:
+            bite, unpacker = unpacker.unused_data.lstrip(b"\0"), zlib.decompressobj(wbits=31)
+    return pieces, unpacker
+
+
+def _unpacked_to_the_break(unpacker: Any, bite: bytes) -> list[bytes]:
+    pieces = []
+    try:
+        for i in range(len(bite)):
+            more, unpacker = _unpacked(unpacker, bite[i : i + 1])
+            pieces += more
+    except zlib.error:
+        pass
+    return pieces
 
 
 def _read_once(path: str, limit: int) -> bytes:
