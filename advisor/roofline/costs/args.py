@@ -147,7 +147,8 @@ def broadcast(*shapes: Sequence[int]) -> tuple[int, ...]:
 def promote(*args: Tensor) -> str:
     """The dtype that arithmetic on these tensors gives, by PyTorch's rules.
 
-    A 0-d tensor decides only if it belongs to a higher category (float over integer) than the others.
+    A 0-d tensor decides only if it belongs to a higher category (float over integer) than the others. Traces show
+    a Python number as a 0-d double: beside an integer tensor it gives the default dtype, fp32.
     """
     dtypes = [arg.dtype for arg in args]
     if any(dtype.startswith("complex") for dtype in dtypes):
@@ -158,11 +159,8 @@ def promote(*args: Tensor) -> str:
             wide = [arg.dtype for arg in of_category if arg.shape] or [arg.dtype for arg in of_category]
             if set(wide) == {"fp16", "bf16"}:
                 return "fp32"
-            if (
-                not any(arg.shape for arg in of_category)
-                and order is _FLOAT_ORDER
-                and len(args) > len(of_category)
-            ):
+            has_shape = any(arg.shape for arg in of_category)
+            if order is _FLOAT_ORDER and not has_shape and any(arg.shape for arg in args):
                 return "fp32"
             return max(wide, key=order.index)
     raise Unknown("dtype not recorded")

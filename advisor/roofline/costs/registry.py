@@ -19,6 +19,7 @@ Result: TypeAlias = "Cost | tuple[Cost | None, ...] | None"
 Formula: TypeAlias = Callable[[OpCall], Result]
 _F = TypeVar("_F", bound=Formula)
 
+_PACKAGE = __name__.rpartition(".")[0]
 _exact: dict[str, Formula] = {}
 _prefixes: dict[str, Formula] = {}
 
@@ -39,6 +40,8 @@ def cost(*names: str) -> Callable[[_F], _F]:
     """
 
     def register(formula: _F) -> _F:
+        if not formula.__module__.startswith(f"{_PACKAGE}."):
+            _load()
         for name in names:
             table, key = (_prefixes, name[:-1]) if name.endswith("*") else (_exact, name)
             if key in table:
@@ -52,7 +55,7 @@ def cost(*names: str) -> Callable[[_F], _F]:
 @functools.cache
 def _load() -> None:
     """Import every module of this package, so that each registers its formulas."""
-    package = importlib.import_module(__package__ or "advisor.roofline.costs")
+    package = importlib.import_module(_PACKAGE)
     for module in pkgutil.iter_modules(package.__path__):
         importlib.import_module(f"{package.__name__}.{module.name}")
 

@@ -1,0 +1,115 @@
+"""Convolutions: sizes and FLOPs against PyTorch, gradients and layout kernels by role."""
+
+import pytest
+
+from advisor.roofline.costs import Launch, launch_costs, op_cost
+from tests.roofline.costs.calls import FP16, FP32, call
+
+
+def _forward(x, w, *, stride, padding, dilation, transposed=False, extra="[0, 0]", groups=1, **kwargs):
+    return call("aten::convolution", (x, FP32), (w, FP32), None, stride, padding, dilation, str(transposed), extra,
+                str(groups), **kwargs)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("x", "w", "options"),
+    [
+        ((2, 8, 17, 19), (16, 8, 3, 3), {"stride": 1, "padding": 1}),
+        ((2, 8, 17, 19), (16, 8, 3, 3), {"stride": 2, "padding": 0, "dilation": 2}),
+        ((2, 8, 17, 19), (16, 4, 3, 3), {"groups": 2}),
+        ((2, 8, 17, 19), (8, 1, 5, 5), {"groups": 8, "padding": 2}),
+        ((2, 8, 30), (16, 8, 3), {"stride": 3}),
+        ((2, 4, 6, 7, 8), (5, 4, 2, 2, 2), {}),
+    ],
+)
+def test_forward_agrees_with_pytorch(x, w, options):
+    torch = pytest.importorskip("torch")
+    counter = pytest.importorskip("torch.utils.flop_counter")
+    rank = len(x) - 2
+    functional = (torch.nn.functional.conv1d, torch.nn.functional.conv2d, torch.nn.functional.conv3d)[
+        rank - 1
+    ]
+    with counter.FlopCounterMode(display=False) as counted:
+        y = functional(torch.empty(x, device="meta"), torch.empty(w, device="meta"), **options)
+    text = {
+        key: str([options.get(key, default)] * rank)
+        for key, default in (("stride", 1), ("padding", 0), ("dilation", 1))
+    }
+    found = op_cost(_forward(x, w, groups=options.get("groups", 1), **text))
+    assert found.flops == counted.get_total_flops()
+    assert found.bytes_written == y.numel() * 4
+
+
+def test_a_transposed_convolution_agrees_with_pytorch():
+    torch = pytest.importorskip("torch")
+    counter = pytest.importorskip("torch.utils.flop_counter")
+    with counter.FlopCounterMode(display=False) as counted:
+        y = torch.nn.functional.conv_transpose2d(
+            torch.empty((2, 8, 9, 9), device="meta"),
+            torch.empty((8, 4, 3, 3), device="meta"),
+            stride=2,
+            output_padding=1,
+        )
+    found = op_cost(_forward((2, 8, 9, 9), (8, 4, 3, 3), stride="[2, 2]", padding="[0, 0]", dilation="[1, 1]",
+                             transposed=True, extra="[1, 1]"))  # fmt: skip
+    assert found.flops == counted.get_total_flops()
+    assert found.bytes_written == y.numel() * 4
+
+
+def test_a_strided_pointwise_convolution_reads_only_what_its_window_touches():
+    found = op_cost(
+        _forward((1, 8, 16, 16), (4, 8, 1, 1), stride="[2, 2]", padding="[0, 0]", dilation="[1, 1]")
+    )
+    assert found.bytes_read == 4 * (8 * 8 * 8 + 4 * 8)
+
+
+_X, _W, _DY = (32, 64, 112, 112), (128, 64, 3, 3), (32, 128, 112, 112)
+
+
+def _backward(kernels, mask="[True, True, False]"):
+    return call("aten::convolution_backward", (_DY, FP16), (_X, FP16), (_W, FP16), "[0]", "[1, 1]", "[1, 1]", "[1, 1]",
+                "False", "[0, 0]", "1", mask, kernels=kernels)  # fmt: skip
+
+
+def test_both_gradients_have_the_forwards_flops_and_their_own_bytes():
+    flops = 2.0 * 32 * 128 * 112 * 112 * 64 * 9
+    size_x, size_w, size_dy = (2 * n for n in (32 * 64 * 112**2, 128 * 64 * 9, 32 * 128 * 112**2))
+    data, weight = launch_costs(_backward(["sm90_xmma_dgrad_implicit_gemm", "sm90_xmma_wgrad_implicit_gemm"]))
+    assert (data.flops, data.bytes_read, data.bytes_written) == (flops, size_dy + size_w, size_x)
+    assert (weight.flops, weight.bytes_read, weight.bytes_written) == (flops, size_dy + size_x, size_w)
+
+
+def test_unnamed_gemms_are_the_data_gradient_first_and_the_weights_second():
+    first, second = launch_costs(_backward(["nvjet_sm90_hsh_1", "nvjet_sm90_hss_2"]))
+    assert first.bytes_written == 2 * 32 * 64 * 112**2
+    assert second.bytes_written == 2 * 128 * 64 * 9
+
+
+def test_an_unnamed_gemm_beside_a_named_one_is_the_other_gradient():
+    first, second = launch_costs(_backward(["sm90_xmma_wgrad_implicit_gemm", "nvjet_sm90_hsh_1"]))
+    assert first.bytes_written == 2 * 128 * 64 * 9
+    assert second.bytes_written == 2 * 32 * 64 * 112**2
+
+
+def test_without_the_input_gradient_every_gemm_is_the_weights():
+    (only,) = launch_costs(_backward(["nvjet_sm90_hss_2"], mask="[False, True, False]"))
+    assert only.bytes_written == 2 * 128 * 64 * 9
+
+
+@pytest.mark.parametrize(
+    ("blocks", "elements"), [(25088, 32 * 64 * 112**2), (256, 128 * 64 * 9), (50176, 32 * 128 * 112**2)]
+)
+def test_a_layout_kernel_moves_the_tensor_that_its_blocks_tell(blocks, elements):
+    # Block counts as cuDNN launched them on an H200.
+    kernels = [
+        Launch("cudnn::engines_precompiled::nchwToNhwcKernel<__half>", blocks),
+        Launch("sm90_xmma_dgrad", 105),
+    ]
+    transform, _ = launch_costs(_backward(kernels))
+    assert (transform.bytes_read, transform.bytes_written, transform.flops) == (2 * elements, 2 * elements, 0)
+
+
+def test_gradients_have_no_cost_when_sizes_contradict_each_other():
+    wrong = call("aten::convolution_backward", ((3, 7, 5, 5), FP16), (_X, FP16), (_W, FP16), "[0]", "[1, 1]", "[1, 1]",
+                 "[1, 1]", "False", "[0, 0]", "1", "[True, True, False]", kernels=["dgrad"])  # fmt: skip
+    assert launch_costs(wrong) == (None,)
