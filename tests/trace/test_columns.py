@@ -100,9 +100,20 @@ def test_repeated_correlations_are_kept_as_they_are() -> None:
 
 @pytest.mark.parametrize(
     ("value", "stored"),
-    [(7, 7), ("7", 7), (-3, -1), (None, -1), (2**63 - 1, 2**63 - 1), (2**63, -1), (10**30, -1), ("x", -1), (True, -1),
-     (3.0, 3), ([1], -1)],
-)  # fmt: skip
+    [
+        (7, 7),
+        ("7", 7),
+        (3.0, 3),
+        (2**63 - 1, 2**63 - 1),
+        (2**63, -1),
+        (10**30, -1),
+        (-3, -1),
+        (None, -1),
+        (True, -1),
+        ("x", -1),
+        ([1], -1),
+    ],
+)
 def test_a_correlation_is_a_number_from_zero_on_or_absent(value: object, stored: int) -> None:
     call = {"ph": "X", "cat": "cuda_runtime", "name": "launch", "ts": 1, "dur": 1}
     trace = read(

@@ -30,9 +30,7 @@ def small_trace() -> bytes:
         span("cpu_op", "aten::mm", 2.5, 9.0, **host, args={"External id": 7, "Input Dims": [[2, 3], [3, 4]]}),
         span("cuda_runtime", "cudaLaunchKernel", 3.0, 1.0, **host, args=launch),
         span("kernel", "gemm", 5.0, 4.0, **gpu, args=kernel),
-        span(
-            "gpu_memcpy", "Memcpy HtoD", 10.0, 2.0, **gpu, args={"correlation": 6, "stream": 7, "bytes": 64}
-        ),
+        span("gpu_memcpy", "Memcpy HtoD", 10.0, 2.0, **gpu, args=copy),
         {"ph": "s", "cat": "ac2g", "name": "ac2g", "id": 5, "pid": 1, "tid": 1, "ts": 3.0},
         span("python_function", "train.py(3): step", 0.5, 99.0, **host),
     ]
