@@ -16,6 +16,7 @@ from typing import Any, Literal, TypeVar
 from advisor.capture import lightning_ahead, lightning_context, loggers, notify
 from advisor.capture.lightning_marks import STEP_METHODS, LightningMarks
 from advisor.capture.plan import check_counts
+from advisor.capture.session import is_spent
 from advisor.capture.window import Window
 from advisor.errors import MissingExtraError, UsageError
 
@@ -35,7 +36,7 @@ def _lightning_bases(*, import_any: bool) -> tuple[type, ...]:
     Args:
         import_any: import what is installed if no package has been imported yet.
     """
-    loaded = [name for name in _PACKAGES if name in sys.modules]
+    loaded = [name for name in _PACKAGES if sys.modules.get(name) is not None]
     if not loaded and import_any:
         loaded = [name for name in _PACKAGES if importlib.util.find_spec(name.partition(".")[0]) is not None]
     return tuple(importlib.import_module(name).Callback for name in loaded)
@@ -127,17 +128,6 @@ class TrainingAdvisor(_Root, *_lightning_bases(import_any=True)):  # type: ignor
         >>> trainer = Trainer(callbacks=[TrainingAdvisor()])  # doctest: +SKIP
     """
 
-    def __new__(cls, *args: Any, **kwargs: Any) -> TrainingAdvisor:
-        """Adopt the Callback of a Lightning package that was imported after this module."""
-        new = tuple(
-            base for base in _lightning_bases(import_any=False) if base not in TrainingAdvisor.__mro__
-        )
-        if new:
-            TrainingAdvisor.__bases__ = (*TrainingAdvisor.__bases__, *new)
-        if TrainingAdvisor.__bases__ == (_Root,):
-            raise MissingExtraError("TrainingAdvisor", "lightning")
-        return super().__new__(cls)
-
     def __init__(
         self,
         dirpath: str | os.PathLike[str] | None = None,
@@ -152,6 +142,7 @@ class TrainingAdvisor(_Root, *_lightning_bases(import_any=True)):  # type: ignor
         report_timeout_s: float = 120.0,
         allow_repeat: bool = False,
     ) -> None:
+        _adopt_late_packages()
         check_counts(warmup_steps, capture_steps)
         unknown = [stages] if isinstance(stages, str) else [s for s in stages if s not in STEP_METHODS]
         if unknown:
@@ -171,6 +162,10 @@ class TrainingAdvisor(_Root, *_lightning_bases(import_any=True)):  # type: ignor
         self.open_report = open_report
         self.report_timeout_s = report_timeout_s
         self.allow_repeat = allow_repeat
+        self._settings = tuple(vars(self))
+        self._start_afresh()
+
+    def _start_afresh(self) -> None:
         self._window: Window | None = None
         self._folder: Path | None = None
         self._stage: str | None = None
@@ -178,13 +173,12 @@ class TrainingAdvisor(_Root, *_lightning_bases(import_any=True)):  # type: ignor
 
     def __getstate__(self) -> dict[str, Any]:
         """Settings alone: a copy, or the callback in a spawned process, starts afresh."""
-        return {
-            **vars(self),
-            "_window": None,
-            "_folder": None,
-            "_stage": None,
-            "_epochs": lightning_ahead.EpochLengths(),
-        }
+        return {name: getattr(self, name) for name in (*self._settings, "_settings")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        _adopt_late_packages()
+        vars(self).update(state)
+        self._start_afresh()
 
     @property
     def trace_path(self) -> Path | None:
@@ -201,8 +195,7 @@ class TrainingAdvisor(_Root, *_lightning_bases(import_any=True)):  # type: ignor
     @_guarded
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Find the folder, on every rank since the log directory is broadcast, and see whether to record."""
-        self._window, self._stage, self._folder = None, None, None
-        self._epochs = lightning_ahead.EpochLengths()
+        self._start_afresh()
         if stage not in self.stages:
             return
         folder = lightning_context.results_folder(trainer, self.dirpath)
@@ -308,6 +301,9 @@ class TrainingAdvisor(_Root, *_lightning_bases(import_any=True)):  # type: ignor
     def _begin(self, trainer: Any, pl_module: Any, stage: str) -> None:
         if self._stage != stage or self._folder is None or self._window is not None:
             return
+        if is_spent() and not self.allow_repeat:
+            notify.info("this process has recorded a window before; a second one would not be exact")
+            return
         other = lightning_context.foreign_profiler(trainer)
         if other:
             notify.warn(f"nothing is recorded: {other}")
@@ -359,3 +355,16 @@ class TrainingAdvisor(_Root, *_lightning_bases(import_any=True)):  # type: ignor
         else:
             notify.warn(f"recording is off, training goes on: {type(error).__name__}: {error}")
         self._stage = None
+
+
+def _adopt_late_packages() -> None:
+    """Make `TrainingAdvisor` a Callback of a Lightning package that was imported after this module, too.
+
+    Raises:
+        MissingExtraError: if there is none.
+    """
+    new = tuple(base for base in _lightning_bases(import_any=False) if base not in TrainingAdvisor.__mro__)
+    if new:
+        TrainingAdvisor.__bases__ = (*TrainingAdvisor.__bases__, *new)
+    if TrainingAdvisor.__bases__ == (_Root,):
+        raise MissingExtraError("TrainingAdvisor", "lightning")

@@ -51,13 +51,14 @@ def of_fit(trainer: Any, batch_idx: int, epochs: EpochLengths) -> Ahead:
             later = allowed - left
     if trainer.is_last_batch or trainer.should_stop:
         left = 0
-    every = _whole(getattr(trainer, "val_check_batch", None))
+    every = _whole(getattr(trainer, "val_check_batch", None)) if trainer.enable_validation else None
     return Ahead(
         left_in_epoch=left,
         left_later=later,
         epoch_batches=batches,
         next_batch=batch_idx + 1,
-        to_validation=every - (batch_idx + 1) % every if every and _validates(trainer) else None,
+        to_validation=every - (batch_idx + 1) % every if every else None,
+        between_validations=every or None,
     )
 
 
@@ -73,10 +74,6 @@ def of_evaluation(batches: Sequence[int | float] | int | float, batch_idx: int, 
         epoch_batches=max((n for n in later if n is not None), default=None),
         next_batch=batch_idx + 1,
     )
-
-
-def _validates(trainer: Any) -> bool:
-    return bool(trainer.enable_validation)
 
 
 def _whole(count: Any) -> int | None:

@@ -26,6 +26,7 @@ class Ahead:
         epoch_batches: batches in each of those epochs.
         next_batch: index of the next batch within its epoch.
         to_validation: batches until a validation run interrupts the epoch.
+        between_validations: batches from one such run to the next.
     """
 
     left_in_epoch: int | None = None
@@ -33,6 +34,7 @@ class Ahead:
     epoch_batches: int | None = None
     next_batch: int = 0
     to_validation: int | None = None
+    between_validations: int | None = None
 
 
 def check_counts(warmup_steps: int | str, capture_steps: int) -> None:
@@ -118,7 +120,10 @@ def _later_room(ahead: Ahead) -> int:
 
 
 def _validation_inside(ahead: Ahead, window: int) -> bool:
-    return ahead.to_validation is not None and ahead.to_validation < window
+    """Whether a validation run would cut through the window, and a later window would be spared."""
+    if ahead.to_validation is None or ahead.between_validations is None:
+        return False
+    return ahead.to_validation < window <= ahead.between_validations
 
 
 def _fits_after(ahead: Ahead, window: int) -> bool:

@@ -13,19 +13,18 @@ from typing import Any, Literal
 import torch
 
 from advisor.capture import context as ctx
-from advisor.capture import cupti, notify, plan
+from advisor.capture import notify, plan
+from advisor.capture.aftercheck import AfterCheck
 from advisor.capture.clock import StepClock
 from advisor.capture.output import Files, Worker
 from advisor.capture.plan import Ahead
 from advisor.capture.ranges import Instrument, ModuleRanges, OpenRanges, Phases
 from advisor.capture.session import Session, another_profiler, is_spent
-from advisor.capture.steptime import is_back, is_stable, median_ms, noise_ms, per_cycle_ms
+from advisor.capture.steptime import is_stable, median_ms, noise_ms, per_cycle_ms
 
 #: Un-profiled steps that the baseline keeps at most, and at least where there are as many.
 BASELINE_KEPT = 50
 BASELINE_MIN = 10
-#: Steps after the window that still feel its end (allocator, queue refilling) and are not measured.
-SETTLE_STEPS = 2
 
 
 class State(enum.Enum):
@@ -33,8 +32,7 @@ class State(enum.Enum):
 
     BASELINE = "measuring the plain loop"
     RECORDING = "recording"
-    SETTLING = "letting the loop settle"
-    AFTER = "measuring the plain loop again"
+    CHECKING = "measuring the plain loop again"
     DONE = "done"
 
 
@@ -120,12 +118,10 @@ class Window:
         self._seen = 0
         self._first_step = 0
         self._count = 0
-        self._settle = 0
         self._batch: list[list[Any]] | None = None
         self._peak_before: int | None = None
         self._baseline_ms: list[float] = []
-        self._after: dict[str, Any] | None = None
-        self._finalized = False
+        self._check: AfterCheck | None = None
         self._warmed = 0
         self._target = 0
         self._reported = False
@@ -224,8 +220,8 @@ class Window:
                 )
             elif self.recording:
                 self._finish_early()
-            if self.state in (State.SETTLING, State.AFTER):
-                self._judge(final=True)
+            if self.state is State.CHECKING:
+                self._judge()
         self._take_down()
         if self._worker is not None and wait_s > 0:
             with self._guarded():
@@ -233,9 +229,9 @@ class Window:
 
     def interrupt(self) -> None:
         """The loop was left by an exception: a finished recording is kept, an open one is dropped."""
-        if self.state in (State.SETTLING, State.AFTER):
+        if self.state is State.CHECKING:
             with self._guarded():
-                self._judge(final=True)
+                self._judge()
                 if self._files is not None:
                     notify.info(f"the recorded steps are being analysed: {self._files.folder}")
         self._take_down()
@@ -256,9 +252,11 @@ class Window:
     def _advance(self, ahead: Ahead, here: int) -> None:
         if self.state is State.RECORDING:
             self._advance_recording(ahead)
-            return
-        self._clock.mark()
-        if self.state is State.BASELINE:
+        elif self.state is State.CHECKING:
+            if self._check is not None and self._check.step():
+                self._judge()
+        else:
+            self._clock.mark()
             capture = plan.batches_to_capture(
                 ahead,
                 capture=self._capture,
@@ -268,14 +266,6 @@ class Window:
             )
             if capture:
                 self._open(capture, here)
-        elif self.state is State.SETTLING:
-            self._settle += 1
-            if self._settle >= SETTLE_STEPS:
-                self.state = State.AFTER
-                self._clock.clear()
-                self._clock.mark()
-        elif len(self._clock.distances_ms()) >= plan.whole_cycles(plan.AFTER_BATCHES, self._cycle):
-            self._judge(final=False)
 
     def _is_ready(self) -> bool:
         if self._warmup != "auto":
@@ -336,9 +326,8 @@ class Window:
         self._session.write(self._files.raw)
         self._session.release()
         self._forget_loop()
-        self._clock.clear()
-        self._settle = 0
-        self.state = State.SETTLING
+        self._check = AfterCheck(self._clock, self._baseline_ms, self._cycle)
+        self.state = State.CHECKING
 
     def _describe(self) -> dict[str, Any]:
         cycles_ms = per_cycle_ms(self._baseline_ms, self._cycle)
@@ -378,35 +367,16 @@ class Window:
             block.update(extra)
         return block
 
-    def _judge(self, *, final: bool) -> None:
-        """Compare the steps after the window with those before; detach CUPTI once more if they are slower."""
-        baseline = per_cycle_ms(self._baseline_ms, self._cycle)
-        after = per_cycle_ms(self._clock.distances_ms(), self._cycle)
-        verified = is_back(baseline, after)
-        if verified is False and not final and not self._finalized:
-            self._finalized = True
-            if cupti.finalize():
-                self._clock.clear()
-                self._settle = 0
-                self.state = State.SETTLING
-                return
-        old, new = median_ms(baseline), median_ms(after)
-        ratio = new / old if old and new else None
-        self._context["after"] = {
-            "step_ms": [round(value, 4) for value in self._clock.distances_ms()],
-            "median_ms": new,
-            "ratio": ratio,
-            "verified": verified,
-        }
-        if verified is False and ratio and self._device.type != "cpu":
-            notify.warn(
-                f"steps take {ratio - 1:.0%} longer after the recording than before it "
-                f"({new:.1f} ms, was {old:.1f} ms); restarting from a checkpoint brings the old speed back"
-            )
-        self._dispatch()
-
-    def _dispatch(self) -> None:
+    def _judge(self) -> None:
+        """Note how fast the loop is now, say so if it is slower, and hand the recording to the worker."""
+        assert self._check is not None
         assert self._files is not None
+        after = self._context["after"] = self._check.outcome()
+        if after["verified"] is False and self._device.type != "cpu":
+            notify.warn(
+                f"steps take {after['ratio'] - 1:.0%} longer after the recording than before it; "
+                "restarting from a checkpoint brings the old speed back"
+            )
         self._worker = Worker(self._files)
         self._worker.start(self._context, report=self._report, ranks=self._ranks)
         self._take_down()
