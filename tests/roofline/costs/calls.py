@@ -29,7 +29,7 @@ def call(
     """A call as a trace would record it.
 
     Args:
-        args: ``(shape, dtype)`` or ``(shape, dtype, strides)`` for a tensor, a list of shapes for a tensor list,
+        args: ``(shape, dtype)`` or ``(shape, dtype, strides)`` for a tensor, a list of shapes for a list,
             text for a scalar's recorded value, None for an absent argument.
     """
     dims, types, strides, concrete = [], [], [], []

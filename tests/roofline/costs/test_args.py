@@ -36,8 +36,8 @@ def test_shapes_that_do_not_broadcast_are_unknown():
 
 _SHAPES = st.lists(st.integers(1, 4), max_size=3).map(tuple)
 _TORCH_NAMES = {
-    "fp64": "float64", "fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "int64": "int64", "int32": "int32",
-    "int16": "int16", "int8": "int8", "uint8": "uint8", "bool": "bool",
+    "fp64": "float64", "fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "int64": "int64",
+    "int32": "int32", "int16": "int16", "int8": "int8", "uint8": "uint8", "bool": "bool",
 }  # fmt: skip
 
 
@@ -51,7 +51,9 @@ def _is_number_beside_integers(described):
 def test_promotion_agrees_with_pytorch(described):
     torch = pytest.importorskip("torch")
     # Only a trace cannot tell a Python number from a 0-d tensor; and PyTorch widens uint8 with int8 to int16.
-    assume(not _is_number_beside_integers(described) and {"uint8", "int8"} != {dtype for _, dtype in described})
+    assume(
+        not _is_number_beside_integers(described) and {"uint8", "int8"} != {dtype for _, dtype in described}
+    )
     tensors = [torch.empty(shape, dtype=getattr(torch, _TORCH_NAMES[dtype])) for shape, dtype in described]
     expected = torch.result_type(*tensors) if len(tensors) == 2 else tensors[0].dtype
     found = promote(*(Tensor(shape, dtype) for shape, dtype in described))

@@ -27,8 +27,21 @@ def test_full_attention_agrees_with_pytorchs_counter():
 
 def test_backward_multiplies_two_and_a_half_times_as_much():
     lse = ((B, H, S), FP32)
-    back = call("aten::_scaled_dot_product_flash_attention_backward", Q, Q, Q, Q, Q, lse, None, None, "2048", "2048", "0.",
-                "False")  # fmt: skip
+    back = call(
+        "aten::_scaled_dot_product_flash_attention_backward",
+        Q,
+        Q,
+        Q,
+        Q,
+        Q,
+        lse,
+        None,
+        None,
+        "2048",
+        "2048",
+        "0.",
+        "False",
+    )
     assert op_cost(back).flops == 2.5 * op_cost(_forward("False")).flops
 
 
@@ -53,11 +66,29 @@ def test_grouped_queries_read_fewer_keys_but_multiply_for_every_query_head():
 def test_the_three_kernels_of_backward_have_their_own_work():
     lse = ((B, H, S, 1), FP32)
     back = call(
-        "aten::_cudnn_attention_backward", Q, Q, Q, Q, Q, lse, ((), INT64), ((), INT64), None, None, None, "2048", "2048",
-        "0.", "True", None,
-        kernels=["cudnn::fusion::compute_dot_do_o_specialized<true, 64>", "cudnn_generated_fort_native_sdpa_sm90_flash_bprop",
-                 "cudnn::fusion::convert_dq_to_16bits<true>"],
-    )  # fmt: skip
+        "aten::_cudnn_attention_backward",
+        Q,
+        Q,
+        Q,
+        Q,
+        Q,
+        lse,
+        ((), INT64),
+        ((), INT64),
+        None,
+        None,
+        None,
+        "2048",
+        "2048",
+        "0.",
+        "True",
+        None,
+        kernels=[
+            "cudnn::fusion::compute_dot_do_o_specialized<true, 64>",
+            "cudnn_generated_fort_native_sdpa_sm90_flash_bprop",
+            "cudnn::fusion::convert_dq_to_16bits<true>",
+        ],
+    )
     delta, main, convert = launch_costs(back)
     size = B * H * S * D
     assert delta.bytes_read == 2 * 2 * size
@@ -66,8 +97,19 @@ def test_the_three_kernels_of_backward_have_their_own_work():
 
 
 def test_packed_sequences_have_no_cost_because_their_lengths_are_not_recorded():
-    packed = call("aten::_flash_attention_forward", ((8192, 16, 64), BF16), ((8192, 16, 64), BF16), ((8192, 16, 64), BF16),
-                  ((9,), "int"), ((9,), "int"), "1024", "1024", "0.", "True", "False")  # fmt: skip
+    packed = call(
+        "aten::_flash_attention_forward",
+        ((8192, 16, 64), BF16),
+        ((8192, 16, 64), BF16),
+        ((8192, 16, 64), BF16),
+        ((9,), "int"),
+        ((9,), "int"),
+        "1024",
+        "1024",
+        "0.",
+        "True",
+        "False",
+    )
     assert op_cost(packed) is None
 
 

@@ -7,8 +7,19 @@ from tests.roofline.costs.calls import FP16, FP32, call
 
 
 def _forward(x, w, *, stride, padding, dilation, transposed=False, extra="[0, 0]", groups=1, **kwargs):
-    return call("aten::convolution", (x, FP32), (w, FP32), None, stride, padding, dilation, str(transposed), extra,
-                str(groups), **kwargs)  # fmt: skip
+    return call(
+        "aten::convolution",
+        (x, FP32),
+        (w, FP32),
+        None,
+        stride,
+        padding,
+        dilation,
+        str(transposed),
+        extra,
+        str(groups),
+        **kwargs,
+    )
 
 
 @pytest.mark.parametrize(
@@ -50,8 +61,17 @@ def test_a_transposed_convolution_agrees_with_pytorch():
             stride=2,
             output_padding=1,
         )
-    found = op_cost(_forward((2, 8, 9, 9), (8, 4, 3, 3), stride="[2, 2]", padding="[0, 0]", dilation="[1, 1]",
-                             transposed=True, extra="[1, 1]"))  # fmt: skip
+    found = op_cost(
+        _forward(
+            (2, 8, 9, 9),
+            (8, 4, 3, 3),
+            stride="[2, 2]",
+            padding="[0, 0]",
+            dilation="[1, 1]",
+            transposed=True,
+            extra="[1, 1]",
+        )
+    )
     assert found.flops == counted.get_total_flops()
     assert found.bytes_written == y.numel() * 4
 
@@ -67,8 +87,21 @@ _X, _W, _DY = (32, 64, 112, 112), (128, 64, 3, 3), (32, 128, 112, 112)
 
 
 def _backward(kernels, mask="[True, True, False]"):
-    return call("aten::convolution_backward", (_DY, FP16), (_X, FP16), (_W, FP16), "[0]", "[1, 1]", "[1, 1]", "[1, 1]",
-                "False", "[0, 0]", "1", mask, kernels=kernels)  # fmt: skip
+    return call(
+        "aten::convolution_backward",
+        (_DY, FP16),
+        (_X, FP16),
+        (_W, FP16),
+        "[0]",
+        "[1, 1]",
+        "[1, 1]",
+        "[1, 1]",
+        "False",
+        "[0, 0]",
+        "1",
+        mask,
+        kernels=kernels,
+    )
 
 
 def test_both_gradients_have_the_forwards_flops_and_their_own_bytes():
@@ -110,6 +143,19 @@ def test_a_layout_kernel_moves_the_tensor_that_its_blocks_tell(blocks, elements)
 
 
 def test_gradients_have_no_cost_when_sizes_contradict_each_other():
-    wrong = call("aten::convolution_backward", ((3, 7, 5, 5), FP16), (_X, FP16), (_W, FP16), "[0]", "[1, 1]", "[1, 1]",
-                 "[1, 1]", "False", "[0, 0]", "1", "[True, True, False]", kernels=["dgrad"])  # fmt: skip
+    wrong = call(
+        "aten::convolution_backward",
+        ((3, 7, 5, 5), FP16),
+        (_X, FP16),
+        (_W, FP16),
+        "[0]",
+        "[1, 1]",
+        "[1, 1]",
+        "[1, 1]",
+        "False",
+        "[0, 0]",
+        "1",
+        "[True, True, False]",
+        kernels=["dgrad"],
+    )
     assert launch_costs(wrong) == (None,)

@@ -8,7 +8,8 @@ from advisor.roofline.costs import Tensor, parse_dtype, parse_inputs
 @pytest.mark.parametrize(
     ("spelling", "dtype"),
     [
-        ("float", "fp32"), ("double", "fp64"), ("c10::Half", "fp16"), ("c10::BFloat16", "bf16"), ("long int", "int64"),
+        ("float", "fp32"), ("double", "fp64"), ("c10::Half", "fp16"), ("c10::BFloat16", "bf16"),
+        ("long int", "int64"),
         ("int", "int32"), ("bool", "bool"), ("unsigned char", "uint8"), ("signed char", "int8"),
         ("c10::Float8_e4m3fn", "fp8"), ("c10::complex<float>", "complex64"), ("torch.bfloat16", "bf16"),
         ("my::Type", "unknown"), ("", "unknown"), (None, "unknown"),

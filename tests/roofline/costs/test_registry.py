@@ -115,6 +115,9 @@ def test_the_family_comes_from_the_operator_or_else_from_the_kernel(op, kernel, 
 
 
 def test_loading_the_registry_is_cheap_and_needs_neither_torch_nor_numpy():
-    code = "import sys, advisor.roofline.costs as c; c.knows('aten::mm'); print('torch' in sys.modules, 'numpy' in sys.modules)"
+    code = (
+        "import sys, advisor.roofline.costs as costs; costs.knows('aten::mm'); "
+        "print('torch' in sys.modules, 'numpy' in sys.modules)"
+    )
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert shown.stdout.split() == ["False", "False"]

@@ -4,6 +4,8 @@ import pytest
 
 from advisor.roofline.costs import roles
 
+TF32, NO_TF32 = {"allow_tf32_matmul": True}, {"allow_tf32_matmul": False}
+
 
 @pytest.mark.parametrize(
     ("kernel", "role"),
@@ -53,15 +55,15 @@ def test_a_kernels_role_is_in_its_name(kernel, role):
         ("nvjet_sm90_hsh_416x64_64x2", "fp16", {}, "tensor_fp16"),
         ("nvjet_sm90_sss_128x128", "fp32", {}, "tensor_tf32"),
         ("nvjet_sm100_qqtst_128x128", "fp8", {}, "tensor_fp8"),
-        ("sm80_xmma_gemm_f32f32_f32f32_f32_nn_n_tilesize128x64x8_stage3_ffma", "fp32", {"allow_tf32_matmul": True}, "vector_fp32"),
+        ("sm80_xmma_gemm_f32f32_f32f32_f32_nn_n_tilesize128x64x8_stage3_ffma", "fp32", TF32, "vector_fp32"),
         ("sm80_xmma_gemm_f32f32_tf32f32_f32_nn_n_tilesize128x64x8", "fp32", {}, "tensor_tf32"),
-        ("void cutlass::Kernel2<cutlass_80_simt_sgemm_128x256_8x4_nt_align1>", "fp32", {"allow_tf32_matmul": True}, "vector_fp32"),
-        ("void cutlass::Kernel2<cutlass_80_tensorop_s1688gemm_256x64_16x4_nn_align4>", "fp32", {}, "tensor_tf32"),
+        ("void cutlass::Kernel2<cutlass_80_simt_sgemm_128x256_8x4_nt_align1>", "fp32", TF32, "vector_fp32"),
+        ("void cutlass::Kernel2<cutlass_80_tensorop_s1688gemm_256x64_16x4_nn>", "fp32", {}, "tensor_tf32"),
         ("cutlass_75_tensorop_bf16_s1688gemm_bf16_128x128_tn", "bf16", {}, "tensor_bf16"),
         ("volta_sgemm_64x64_nt", "fp32", {}, "vector_fp32"),
-        ("some_new_gemm", "fp32", {"allow_tf32_matmul": True}, "tensor_tf32"),
-        ("some_new_gemm", "fp32", {"allow_tf32_matmul": False}, "vector_fp32"),
-        ("Cijk_Ailk_Bljk_SB_MT64x64x16", "fp32", {"allow_tf32_matmul": True}, "vector_fp32"),
+        ("some_new_gemm", "fp32", TF32, "tensor_tf32"),
+        ("some_new_gemm", "fp32", NO_TF32, "vector_fp32"),
+        ("Cijk_Ailk_Bljk_SB_MT64x64x16", "fp32", TF32, "vector_fp32"),
         ("gemv2T_kernel_val<int, c10::BFloat16>", "bf16", {}, "vector_fp32"),
         ("", "fp64", {}, "vector_fp64"),
     ],
@@ -89,7 +91,7 @@ def test_a_gemm_kernels_name_tells_its_tile(kernel, tile):
     [
         ("CatArrayBatchedCopy_vectorized<at::native::OpaqueType<2u>, unsigned int>", "fp16"),
         (
-            "multi_tensor_apply_kernel<TensorListScalarListMetadata<float, 1>, BinaryOpFunctor<c10::BFloat16, 1, 1>",
+            "multi_tensor_apply_kernel<ScalarListMetadata<float, 1>, BinaryOpFunctor<c10::BFloat16, 1>",
             "bf16",
         ),
         ("ncclDevKernel_AllReduce_Sum_bf16_RING_LL(...)", "bf16"),

@@ -1,0 +1,105 @@
+"""Embedding, indexing, sorting and losses: what is read depends on indices."""
+
+import pytest
+
+from advisor.roofline.costs import launch_costs, op_cost
+from tests.roofline.costs.calls import BF16, FP32, INT64, call
+
+TABLE = ((50257, 768), FP32)
+
+
+def test_an_embedding_reads_the_rows_looked_up_and_not_the_table():
+    found = op_cost(call("aten::embedding", TABLE, ((8, 1024), INT64), "-1", "False", "False"))
+    assert found.bytes_read == 8192 * 768 * 4 + 8192 * 8
+    assert found.bytes_written == 8192 * 768 * 4
+
+
+def test_more_lookups_than_rows_read_the_table_once():
+    found = op_cost(call("aten::embedding", ((10, 768), FP32), ((8192,), INT64)))
+    assert found.bytes_read == 10 * 768 * 4 + 8192 * 8
+
+
+def test_the_embeddings_backward_splits_sorting_from_summing():
+    kernels = [
+        "DeviceRadixSortOnesweepKernel",
+        "krn_partials_per_segment",
+        "compute_grad_weight",
+        "sum_and_scatter",
+    ]
+    found = launch_costs(
+        call(
+            "aten::embedding_dense_backward",
+            ((8192, 768), FP32),
+            ((8192,), INT64),
+            "50257",
+            "-1",
+            "False",
+            kernels=kernels,
+        )
+    )
+    sort_pass, keys, sums, scatter = found
+    assert sort_pass.bytes_read == 16 * 8192
+    assert keys.bytes_read == 8 * 8192
+    assert sums.bytes_read == pytest.approx(25.3e6, rel=0.01)  # counted on an H200
+    assert scatter.bytes_written == 8192 * 768 * 4
+
+
+def test_gather_reads_an_expanded_index_once():
+    found = op_cost(
+        call("aten::gather", TABLE, "0", ((8192, 768), INT64, [1, 0]), "False", ((8192, 768), FP32))
+    )
+    assert found.bytes_read == 8192 * 768 * 4 + 8192 * 8
+
+
+def test_indexing_with_what_may_be_a_mask_has_no_cost():
+    assert op_cost(call("aten::index", ((64, 64), FP32), [[64, 64]])) is None
+    assert op_cost(call("aten::index", ((64, 32), FP32), [[7]])).bytes_written == 7 * 32 * 4
+
+
+def test_adding_by_index_reads_what_it_adds_to():
+    found = op_cost(call("aten::index_add_", ((100, 8), FP32), "0", ((30,), INT64), ((30, 8), FP32), "1"))
+    assert found.bytes_read == 2 * 30 * 8 * 4 + 30 * 8
+    assert found.flops == 240
+
+
+def test_top_k_reads_all_keys_in_each_counting_pass():
+    kernels = [
+        "mbtopk::computeBlockDigitCounts<c10::BFloat16>",
+        "mbtopk::gatherTopK<c10::BFloat16>",
+        "bitonicSortKVInPlace",
+    ]
+    counting, gathering, sorting = launch_costs(
+        call("aten::topk", ((8192, 4096), BF16), "8", "-1", "True", "True", kernels=kernels)
+    )
+    assert counting.bytes_read == gathering.bytes_read == 2 * 8192 * 4096
+    assert sorting.bytes_read == 8192 * 8 * (2 + 8)
+
+
+def test_top_k_of_more_than_there_are_has_no_cost():
+    assert op_cost(call("aten::topk", ((4, 4), BF16), "9", "-1", "True", "True")) is None
+
+
+def test_the_nll_loss_reads_one_sector_a_row():
+    found = op_cost(
+        call("aten::nll_loss_forward", ((4096, 50257), FP32), ((4096,), INT64), None, "1", "-100")
+    )
+    assert found.bytes_read == 4096 * (32 + 8)
+
+
+def test_the_nll_losss_gradient_writes_one_element_a_row():
+    back = call(
+        "aten::nll_loss_backward",
+        ((), FP32),
+        ((4096, 50257), FP32),
+        ((4096,), INT64),
+        None,
+        "1",
+        "-100",
+        ((), FP32),
+    )
+    assert op_cost(back).bytes_written == 4096 * 4
+
+
+def test_mean_squared_error_writes_the_loss_of_each_element():
+    found = op_cost(call("aten::mse_loss", ((64, 64), FP32), ((64, 64), FP32), "1"))
+    assert (found.bytes_read, found.bytes_written) == (2 * 4 * 4096, 4 * 4096)
