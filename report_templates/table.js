@@ -100,7 +100,7 @@ function kernelTable(data, onPick, onFamily) {
     const order = found();
     body.replaceChildren(...order.slice(0, limit).flatMap(line));
     const time = order.reduce((sum, i) => sum + (data.rows[i][VALUES][SHARE] ?? 0), 0);
-    matches.textContent = `${order.length.toLocaleString("en")} of ${data.rows.length.toLocaleString("en")} groups, ${(100 * time).toFixed(1)}% of device time`;
+    matches.textContent = `${order.length.toLocaleString("en")} of ${data.rows.length.toLocaleString("en")} groups, ${(100 * time).toFixed(1)}% of the time`;
     more.hidden = order.length <= limit;
     more.textContent = `Show ${Math.min(order.length - limit, 200)} more`;
   }

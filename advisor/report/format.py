@@ -169,5 +169,5 @@ def _scaled(value: float | None, unit: str, prefixes: tuple[tuple[float, str], .
         if abs(rounded) >= size:
             return f"{number(value / size)} {prefix}{unit}"
     if prefixes is _LARGE:
-        return f"{number(value)} {unit}"
+        return f"{count(value) if abs(value) >= 1 else number(value)} {unit}"
     return f"{number(value / prefixes[-1][0])} {prefixes[-1][1]}{unit}"

@@ -31,6 +31,7 @@ def render(report: Report) -> str:
     report.kernels = metrics.by_time(report.kernels)
     script = _script()
     table = page.rows(report)
+    plot = roofline_plot.plot(report)
     return _environment().get_template("report.html.j2").render(
         report=report,
         trace_name=PurePath(report.trace.path).name or report.trace.path,
@@ -39,7 +40,8 @@ def render(report: Report) -> str:
         device=report.device,
         metrics=metrics.metrics(report),
         bars=breakdown.bars(report),
-        plot=roofline_plot.plot(report),
+        plot=plot,
+        families_drawn={report.kernels[dot.row].family for dot in plot.dots},
         frame=roofline_plot.FRAME,
         columns=page.COLUMNS,
         flags=page.FLAGS,

@@ -108,7 +108,7 @@ def _profiled_step(report: Report) -> Metric:
     summary = report.summary
     steps = f"{summary.steps} step" + ("" if summary.steps == 1 else "s")
     note = f"median of {steps}"
-    if fmt.known(summary.step_time_ms.p95):
+    if summary.steps > 1 and fmt.known(summary.step_time_ms.p95):
         note += f"; p95 {fmt.duration(summary.step_time_ms.p95)}"
     return Metric(
         "Step time, as profiled",
@@ -154,12 +154,13 @@ def _roof(report: Report) -> Metric:
 def _bounds(report: Report) -> Metric:
     share = report.summary.bound_time_fraction
     value = None
-    if fmt.known(share.memory) or fmt.known(share.compute):
+    # Where nothing could be classified, shares of nought say nothing.
+    if share.unknown is not None and share.unknown < 0.999:
         value = f"{fmt.percent(share.memory)} / {fmt.percent(share.compute)}"
     return Metric(
         "Memory- / compute-bound",
         value,
-        "of device time",
+        "of operator time" if report.summary.cpu_only else "of device time",
         "record shapes (record_shapes=True) and name the device (--device)",
     )
 

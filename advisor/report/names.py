@@ -10,7 +10,8 @@ from advisor.report import format as fmt
 _GENERIC = re.compile(r"elementwise|reduce|index|gather|scatter|multi_tensor|foreach|^Kernel2?$", re.I)
 #: Launchers whose own name says nothing at all.
 _NAMELESS = ("Kernel", "Kernel2")
-_TELLING = re.compile(r"\w*(?:[Ff]unctor|_kernel_cuda|KernelImpl|Ops)\w*|cutlass_\w+|\w+_kernel\w*")
+_WORD = re.compile(r"\w+")
+_TELLING = re.compile(r"[Ff]unctor|KernelImpl|Ops|^cutlass_|._kernel")
 #: Wrappers that stand around the functor which does the work.
 _WRAPPERS = ("AUnaryFunctor", "BUnaryFunctor", "BinaryFunctor", "gpu_kernel_impl")
 _CPP = re.compile(r"(?:void )?[A-Za-z_][\w:]*[<(]")
@@ -62,5 +63,6 @@ def _with_launcher(functor: str, launcher: str, width: int) -> str:
 
 
 def _functor(arguments: str, own: str) -> str | None:
-    words = (match.group() for match in _TELLING.finditer(arguments))
-    return next((word for word in words if word != own and not word.startswith(_WRAPPERS)), None)
+    words = (match.group() for match in _WORD.finditer(arguments))
+    telling = (word for word in words if _TELLING.search(word))
+    return next((word for word in telling if word != own and not word.startswith(_WRAPPERS)), None)

@@ -28,6 +28,7 @@ def test_rates_and_amounts_have_decimal_prefixes():
     assert fmt.bytes_per_s(4.8e12) == "4.80 TB/s"
     assert fmt.nbytes(141e9) == "141 GB"
     assert fmt.nbytes(512) == "512 B"
+    assert fmt.nbytes(68) == "68 B"
     assert fmt.flops(999.7e9) == "1.00 TFLOP"
     assert fmt.intensity(206.04) == "206 FLOP/byte"
 

@@ -1,6 +1,6 @@
 """The headline figures."""
 
-from advisor.report import metrics
+from advisor.report import metrics, model
 
 
 def by_label(report):
@@ -33,6 +33,18 @@ def test_a_busy_share_without_a_baseline_is_called_a_lower_bound(rich_report):
 def test_zero_is_a_figure_and_not_missing(rich_report):
     rich_report.summary.mfu = 0.0
     assert by_label(rich_report)["Model FLOPs utilisation"].value == "0.0%"
+
+
+def test_shares_of_a_step_in_which_nothing_was_classified_are_not_told_as_zero(rich_report):
+    rich_report.summary.bound_time_fraction = model.BoundTimeFraction(memory=0.0, compute=0.0, unknown=1.0)
+    assert by_label(rich_report)["Memory- / compute-bound"].value is None
+    rich_report.summary.bound_time_fraction = model.BoundTimeFraction(memory=0.0, compute=0.0, unknown=0.1)
+    assert by_label(rich_report)["Memory- / compute-bound"].value == "0.0% / 0.0%"
+
+
+def test_one_step_has_no_spread(rich_report):
+    rich_report.summary.steps = 1
+    assert by_label(rich_report)["Step time, as profiled"].note == "median of 1 step"
 
 
 def test_utilisation_names_the_peak_that_it_is_of(rich_report):

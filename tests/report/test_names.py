@@ -36,6 +36,15 @@ def test_names_that_are_not_cpp_come_back_whole():
     assert short_name("") == ""
 
 
-@pytest.mark.parametrize("name", [*reports.HOSTILE, "a<" * 5000, "a<b" + ">" * 5000, "void " * 999])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *reports.HOSTILE,
+        "a<" * 5000,
+        f"vectorized_elementwise_kernel<{'N' * 50_000}>",
+        "a<b" + ">" * 5000,
+        "void " * 999,
+    ],
+)
 def test_any_name_fits_the_width(name):
     assert len(short_name(name, 40)) <= 40
