@@ -12,7 +12,6 @@ import numpy as np
 
 from advisor.roofline.attach import LaunchCosts, attach_costs, gather_host_operators
 from advisor.roofline.bound import BOUNDS, Bounds, classify_many
-from advisor.roofline.costs import Cost
 from advisor.roofline.devices import Device, find_device
 from advisor.roofline.launch_class import COLLECTIVE, device_traffic, launch_classes
 from advisor.trace.intervals import union_ns
@@ -127,10 +126,11 @@ def analyse_timeline(
     if timeline.cpu_only:
         timeline = gather_host_operators(timeline)
     roofs = _device_of(timeline, device, devices_toml)
-    costs = attach_costs(timeline)
+    costs = attach_costs(timeline, roofs)
     rows = timeline.launches
     classes = launch_classes(rows.kind, rows.name, timeline.trace.names)
-    _cost_plain_traffic(costs, classes, rows.bytes)
+    # Memsets and copies within the device move what the trace states, whatever operator asked for them.
+    costs.put_traffic(*device_traffic(classes, rows.bytes))
     bounds = classify_many(
         flops=costs.flops,
         bytes_moved=costs.bytes_read + costs.bytes_written,
@@ -146,13 +146,6 @@ def analyse_timeline(
     )
     baseline, source = _baseline(timeline.trace.context, baseline_step_ms)
     return Analysis(timeline, roofs, costs, bounds, classes, baseline, source)
-
-
-def _cost_plain_traffic(costs: LaunchCosts, classes: np.ndarray, copy_bytes: np.ndarray) -> None:
-    """Memsets and copies within the device move what the trace states, whatever operator asked for them."""
-    read, written = device_traffic(classes, copy_bytes)
-    for row in np.flatnonzero(~np.isnan(read + written)).tolist():
-        costs.put(np.array([row]), [Cost(0.0, read[row], written[row], "none")])
 
 
 def _device_of(timeline: Timeline, override: str | None, devices_toml: Path | None) -> Device:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,12 +12,16 @@ import numpy as np
 
 from advisor.roofline import costs
 from advisor.roofline.costs import Cost, Launch, OpCall, Tensor
-from advisor.trace.link import CPU_OP, Launches, Timeline
+from advisor.roofline.devices import Device
+from advisor.trace.link import Launches, Timeline
+from advisor.trace.names import named
 from advisor.trace.nesting import nearest
 
-#: An operator whose costed children make up this share of its own formula is a composite: its formula
-#: would count their work twice.
-_COMPOSITE_SHARE = 0.5
+#: An operator is a composite, and its formula would count work twice, when operators inside it are costed
+#: with this share of its FLOPs; or of its bytes, where it computes nothing.
+_COMPOSITE_FLOPS = 0.5
+_COMPOSITE_BYTES = 0.75
+#: Formulas look at the nearest enclosing operators only.
 _MAX_ANCESTORS = 4
 
 
@@ -39,63 +44,88 @@ class LaunchCosts:
     @classmethod
     def unknown(cls, n: int) -> LaunchCosts:
         """No cost for any of n launches."""
-        return cls(*(np.full(n, np.nan) for _ in range(3)), np.full(n, -1, np.int8), [])
+        flops, read, written = (np.full(n, np.nan) for _ in range(3))
+        return cls(flops, read, written, np.full(n, -1, np.int8), [])
 
     @property
     def known(self) -> np.ndarray:
         """bool (n,): has a cost."""
         return self.pipe >= 0
 
-    def put(self, rows: np.ndarray, found: Sequence[Cost | None]) -> None:
+    def put(self, rows: Sequence[int], found: Sequence[Cost]) -> None:
         """Store one cost a row."""
-        for row, cost in zip(rows.tolist(), found, strict=True):
-            if cost is None:
-                continue
-            self.flops[row] = cost.flops
-            self.bytes_read[row] = cost.bytes_read
-            self.bytes_written[row] = cost.bytes_written
-            if cost.pipe not in self.pipes:
-                self.pipes.append(cost.pipe)
-            self.pipe[row] = self.pipes.index(cost.pipe)
+        at = np.array(rows, np.int64)
+        self.flops[at] = [cost.flops for cost in found]
+        self.bytes_read[at] = [cost.bytes_read for cost in found]
+        self.bytes_written[at] = [cost.bytes_written for cost in found]
+        self.pipe[at] = [self._pipe(cost.pipe) for cost in found]
+
+    def put_traffic(self, bytes_read: np.ndarray, bytes_written: np.ndarray) -> None:
+        """Store pure memory traffic, float64 (n,), in place of what is there; not where it is NaN."""
+        at = ~np.isnan(bytes_read + bytes_written)
+        self.flops[at] = 0.0
+        self.bytes_read[at], self.bytes_written[at] = bytes_read[at], bytes_written[at]
+        if at.any():
+            self.pipe[at] = self._pipe("none")
+
+    def _pipe(self, name: str) -> int:
+        if name not in self.pipes:
+            self.pipes.append(name)
+        return self.pipes.index(name)
 
 
-def attach_costs(timeline: Timeline) -> LaunchCosts:
+def attach_costs(timeline: Timeline, device: Device | None = None) -> LaunchCosts:
     """Cost of every launch.
 
     The formula is that of the innermost operator around the launch which has one; all launches under
-    that operator, less those under a nearer one with a cost, share it.
+    that operator, less those costed under a nearer one, share it. Where a formula cannot tell, the next
+    operator outwards is asked.
+
+    Args:
+        timeline: launches with their operators.
+        device: its cache and size decide what is read more than once; None for neither.
     """
-    calls = _Calls(timeline)
-    result = LaunchCosts.unknown(len(timeline.launches))
-    rows = np.arange(len(timeline.launches))
-    owner = nearest(timeline.launches.op, timeline.op_parent, calls.known)
-    climbing = False
-    while (owner >= 0).any():
-        failed_rows, failed_owner = [], []
-        for op, group in _groups(owner, rows):
-            found = calls.costs(op, group, check_composite=climbing or timeline.cpu_only)
-            if any(cost is not None for cost in found):
-                result.put(group, found)
-                calls.count_inside(op, found)
-            else:
-                failed_rows.append(group)
-                failed_owner.append(np.full(len(group), timeline.op_parent[op], np.int32))
-        if timeline.cpu_only or not failed_rows:
-            break
-        rows = np.concatenate(failed_rows)
-        owner = nearest(np.concatenate(failed_owner), timeline.op_parent, calls.known)
-        climbing = True
+    rows = timeline.launches
+    calls = _Calls(timeline, device)
+    owner = nearest(rows.op, timeline.op_parent, calls.known)
+    pending: dict[int, list[int]] = {}
+    for row in np.flatnonzero(owner >= 0).tolist():
+        pending.setdefault(int(owner[row]), []).append(row)
+    # Operators are sorted by start, longer first, so those inside come after those around them.
+    queue = [-op for op in pending]
+    heapq.heapify(queue)
+    costed_rows: list[int] = []
+    costed: list[Cost] = []
+    while queue:
+        op = -heapq.heappop(queue)
+        own = sorted(pending.pop(op))
+        found = calls.costs(op, own)
+        if any(cost is not None for cost in found):
+            calls.count_inside(op, found)
+            for row, cost in zip(own, found, strict=True):
+                if cost is not None:
+                    costed_rows.append(row)
+                    costed.append(cost)
+            continue
+        outer = -1 if timeline.cpu_only else calls.known_around(op)
+        if outer >= 0:
+            if outer not in pending:
+                heapq.heappush(queue, -outer)
+            pending.setdefault(outer, []).extend(own)
+    result = LaunchCosts.unknown(len(rows))
+    result.put(costed_rows, costed)
     return result
 
 
 def gather_host_operators(timeline: Timeline) -> Timeline:
     """For a trace without device work: one row per operator with a formula, in place of kernels.
 
-    A row's time is the operator's own and that of the operators inside it which have no formula.
+    A row's time is the operator's own and that of the operators inside it which have no formula. Where
+    no operator around has one, each operator is a row of its own, without those inside it. So the rows'
+    times add up to the time of the outermost operators.
     """
     rows, ops = timeline.launches, timeline.trace.ops
-    known = _known_operators(timeline)
-    unit = nearest(rows.op, timeline.op_parent, known)
+    unit = nearest(rows.op, timeline.op_parent, _known_operators(timeline))
     unit = np.where(unit >= 0, unit, rows.op)
     own_ns = ops.dur_ns.astype(np.float64)
     child = np.flatnonzero(timeline.op_parent >= 0)
@@ -108,90 +138,100 @@ def gather_host_operators(timeline: Timeline) -> Timeline:
 
 
 def _known_operators(timeline: Timeline) -> np.ndarray:
-    names = np.array([costs.knows(name) for name in timeline.trace.names], bool)
-    return names[timeline.trace.ops.name]
-
-
-def _groups(owner: np.ndarray, rows: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
-    """Rows by owner, inner operators before those around them."""
-    owned = owner >= 0
-    owner, rows = owner[owned], rows[owned]
-    order = np.lexsort((rows, -owner.astype(np.int64)))
-    owner, rows = owner[order], rows[order]
-    starts = np.flatnonzero(np.diff(owner, prepend=-1))
-    yield from zip(owner[starts].tolist(), np.split(rows, starts[1:]), strict=True)
+    return named(timeline.trace.names, timeline.trace.ops.name, costs.knows)
 
 
 class _Calls:
     """Operator calls of a timeline and their costs, each distinct call worked out once."""
 
-    def __init__(self, timeline: Timeline) -> None:
-        self._timeline = timeline
-        self._names = timeline.trace.names
-        self._parent = timeline.op_parent
-        self._parameters = _parameters(timeline.trace.context)
-        self._settings = timeline.trace.context.get("flags") or {}
-        self._cache: dict[Any, tuple[Cost | None, ...]] = {}
-        self._inside: dict[int, float] = {}
+    def __init__(self, timeline: Timeline, device: Device | None) -> None:
+        ops, rows = timeline.trace.ops, timeline.launches
         self.known = _known_operators(timeline)
+        self._whole_operators = timeline.cpu_only
+        self._names = timeline.trace.names
+        self._args = ops.args
+        # Lists: single elements of arrays are slow to read.
+        self._op_name, self._parent = ops.name.tolist(), timeline.op_parent.tolist()
+        self._is_known = self.known.tolist()
+        self._launches = list(
+            zip(rows.name.tolist(), rows.grid_blocks.tolist(), rows.bytes.tolist(), strict=True)
+        )
+        self._parameters = _parameters(timeline)
+        self._settings = _settings(timeline.trace.context, device)
+        self._cache: dict[Any, tuple[Cost | None, ...]] = {}
+        #: FLOPs and bytes of what is costed inside an operator.
+        self._inside: dict[int, tuple[float, float]] = {}
 
-    def costs(self, op: int, rows: np.ndarray, *, check_composite: bool) -> tuple[Cost | None, ...]:
-        launches = self._timeline.launches
-        ops = self._timeline.trace.ops
-        args = _arguments(ops.args[op])
-        work = () if self._timeline.cpu_only else tuple(
-            (launches.name[i], launches.grid_blocks[i], launches.bytes[i]) for i in rows.tolist()
-        )  # fmt: skip
-        key = (ops.name[op], args, work, self._ancestors(op))
-        if key not in self._cache:
-            self._cache[key] = self._work_out(key)
-        found = self._cache[key]
-        if check_composite and self._is_composite(op, found):
-            return (None,) * len(rows)
-        return found
+    def costs(self, op: int, rows: Sequence[int]) -> tuple[Cost | None, ...]:
+        """Cost of each of these launches of an operator; all None for a composite."""
+        work = () if self._whole_operators else tuple([self._launches[row] for row in rows])
+        key = (self._op_name[op], _arguments(self._args[op]), work, self._ancestors(op))
+        found = self._cache.get(key)
+        if found is None:
+            found = self._cache[key] = self._work_out(*key)
+        return (None,) * len(rows) if self._is_composite(op, found) else found
 
     def count_inside(self, op: int, found: Sequence[Cost | None]) -> None:
         """Remember, for the operators around this one, how much of their work is costed already."""
-        amount = _amount(found)
-        above = int(self._parent[op])
+        flops, nbytes = _amount(found)
+        above = self._parent[op]
         while above >= 0:
-            self._inside[above] = self._inside.get(above, 0.0) + amount
-            above = int(self._parent[above])
+            inside = self._inside.get(above, (0.0, 0.0))
+            self._inside[above] = inside[0] + flops, inside[1] + nbytes
+            above = self._parent[above]
+
+    def known_around(self, op: int) -> int:
+        """The nearest operator around this one that has a formula, or -1."""
+        above = self._parent[op]
+        while above >= 0 and not self._is_known[above]:
+            above = self._parent[above]
+        return above
 
     def _is_composite(self, op: int, found: Sequence[Cost | None]) -> bool:
-        inside = self._inside.get(op, 0.0)
-        return inside > 0 and inside >= _COMPOSITE_SHARE * _amount(found)
+        if op not in self._inside:
+            return False
+        flops, nbytes = _amount(found)
+        inside_flops, inside_bytes = self._inside[op]
+        if flops > 0:
+            return inside_flops >= _COMPOSITE_FLOPS * flops
+        return inside_bytes >= _COMPOSITE_BYTES * nbytes
 
     def _ancestors(self, op: int) -> tuple[int, ...]:
-        above, chain = int(self._parent[op]), []
+        above, chain = self._parent[op], []
         while above >= 0 and len(chain) < _MAX_ANCESTORS:
-            chain.append(int(self._timeline.trace.ops.name[above]))
-            above = int(self._parent[above])
+            chain.append(self._op_name[above])
+            above = self._parent[above]
         return tuple(chain)
 
-    def _work_out(self, key: Any) -> tuple[Cost | None, ...]:
-        name, args, work, ancestors = key
+    def _work_out(
+        self,
+        name: int,
+        args: tuple[bytes, bytes, bytes, bytes],
+        work: tuple[tuple[int, int, int], ...],
+        ancestors: tuple[int, ...],
+    ) -> tuple[Cost | None, ...]:
         inputs, concrete = _parsed(args)
         call = OpCall(
             name=self._names[name],
             inputs=inputs,
             concrete=concrete,
-            launches=tuple(Launch(self._names[n], _or_none(grid), _or_none(size)) for n, grid, size in work),
+            launches=tuple(
+                Launch(self._names[kernel], _or_none(grid), _or_none(size)) for kernel, grid, size in work
+            ),
             ancestors=tuple(self._names[i] for i in ancestors),
             parameter_shapes=self._parameters,
             settings=self._settings,
         )
-        if self._timeline.cpu_only:
-            return (costs.op_cost(call),)
-        return costs.launch_costs(call)
+        return (costs.op_cost(call),) if self._whole_operators else costs.launch_costs(call)
 
 
-def _amount(found: Sequence[Cost | None]) -> float:
-    return sum(cost.bytes + cost.flops for cost in found if cost is not None)
+def _amount(found: Sequence[Cost | None]) -> tuple[float, float]:
+    known = [cost for cost in found if cost is not None]
+    return sum(cost.flops for cost in known), sum(cost.bytes for cost in known)
 
 
-def _or_none(value: Any) -> int | None:
-    return int(value) if value >= 0 else None
+def _or_none(value: int) -> int | None:
+    return value if value >= 0 else None
 
 
 class _OpArgs(msgspec.Struct, gc=False):
@@ -223,14 +263,35 @@ def _parsed(args: tuple[bytes, bytes, bytes, bytes]) -> tuple[tuple[Any, ...], t
     return costs.parse_inputs(*lists)
 
 
-def _parameters(context: dict[str, Any]) -> tuple[Tensor, ...]:
-    """The parameters that the optimizer steps, from the capture's context block."""
+def _settings(context: dict[str, Any], device: Device | None) -> dict[str, object]:
+    flags = context.get("flags")
+    settings: dict[str, object] = dict(flags) if isinstance(flags, dict) else {}
+    if device is not None:
+        sizes = {"l2_bytes": device.llc_bytes or device.l2_bytes, "sm_count": device.sms}
+        settings |= {key: size for key, size in sizes.items() if size}
+    return settings
+
+
+def _parameters(timeline: Timeline) -> tuple[Tensor, ...]:
+    """The parameters that the optimizer steps: from the capture, else from the gradients of one step."""
     found = []
-    for entry in context.get("parameters") or ():
-        if isinstance(entry, dict) and isinstance(entry.get("shape"), list):
-            tensor = Tensor(tuple(entry["shape"]), str(entry.get("dtype", "unknown")))
-            found += [tensor] * int(entry.get("count", 1) or 1)
-    return tuple(found)
+    entries = timeline.trace.context.get("parameters")
+    for entry in entries if isinstance(entries, list) else ():
+        shape, count = (entry.get("shape"), entry.get("count", 1)) if isinstance(entry, dict) else (None, 1)
+        if isinstance(shape, list) and isinstance(count, int):
+            found += [Tensor(tuple(shape), str(entry.get("dtype", "unknown")))] * count
+    return tuple(found) or tuple(_gradients_of_a_step(timeline))
 
 
-__all__ = ["CPU_OP", "LaunchCosts", "attach_costs", "gather_host_operators"]
+def _gradients_of_a_step(timeline: Timeline) -> Iterator[Tensor]:
+    ops = timeline.trace.ops
+    suffix = "torch::autograd::AccumulateGrad"
+    accumulating = named(
+        timeline.trace.names, ops.name, lambda name: name.endswith(suffix) and "evaluate_function" not in name
+    )
+    if timeline.steady.any():
+        one = int(np.flatnonzero(timeline.steady)[0])
+        accumulating &= timeline.steps.at(ops.ts_ns) == one
+    for op in np.flatnonzero(accumulating).tolist():
+        inputs, _ = _parsed(_arguments(ops.args[op]))
+        yield from [item for item in inputs if isinstance(item, Tensor)][:1]
