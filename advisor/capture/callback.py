@@ -177,7 +177,7 @@ class TrainingAdvisor(_Root, *_lightning_bases(import_any=True)):  # type: ignor
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         _adopt_late_packages()
-        vars(self).update(state)
+        self.__dict__.update(state)
         self._start_afresh()
 
     @property
