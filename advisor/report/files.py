@@ -12,6 +12,7 @@ from typing import IO, Any
 import msgspec
 
 from advisor.errors import UsageError
+from advisor.report.format import printable
 from advisor.report.model import Report
 
 
@@ -52,6 +53,6 @@ def _umask() -> int:
 
 
 def to_json(report: Report) -> str:
-    """The report as indented JSON, with a newline at its end."""
-    text = msgspec.json.encode(report).decode("utf-8", "replace")
+    """The report as indented JSON, with a newline at its end; text that no terminal could show is replaced."""
+    text = msgspec.json.encode(printable(report)).decode("utf-8", "replace")
     return msgspec.json.format(text, indent=1) + "\n"

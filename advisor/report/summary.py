@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -35,7 +36,6 @@ def summarise(analysis: Analysis, groups: list[KernelGroup]) -> Summary:
     busy_ms = sum(analysis.busy_ns_per_step.values()) / 1e6 if analysis.step_count else None
     bound = _bound_fractions(groups)
     busy = _fraction(busy_ms, real_ms)
-    peak_memory = analysis.timeline.trace.context.get("peak_memory_bytes")
     summary = Summary(
         verdict="",
         steps=analysis.step_count,
@@ -63,7 +63,7 @@ def summarise(analysis: Analysis, groups: list[KernelGroup]) -> Summary:
             if g.bytes_read is not None and g.bytes_written is not None
         ),
         mfu=_mfu(analysis, groups, real_ms),
-        peak_memory_bytes=peak_memory if isinstance(peak_memory, int) else None,
+        peak_memory_bytes=_peak_memory_bytes(analysis.timeline.trace.context),
         cpu_only=analysis.timeline.cpu_only,
     )
     summary.verdict = verdict(summary, analysis.device.matched is not None or bool(analysis.device.peaks))
@@ -104,6 +104,13 @@ def verdict(summary: Summary, roofs_known: bool) -> str:
         "unknown": "of unknown cost",
     }
     return f"{first}; {shares[name]:.0%} of {place} time is {means[name]}."
+
+
+def _peak_memory_bytes(context: Mapping[str, Any]) -> int | None:
+    """The most that the allocator held, before the window or in it; None where it was not recorded."""
+    block = context.get("peak_memory_bytes")
+    values = block.values() if isinstance(block, Mapping) else ()
+    return max((value for value in values if isinstance(value, int) and value > 0), default=None)
 
 
 def _per_step(analysis: Analysis, kind: int, *, times: bool) -> float | None:
