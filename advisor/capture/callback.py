@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import importlib.util
@@ -13,6 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+from advisor.capture import _requirements as _requirements
 from advisor.capture import lightning_ahead, lightning_context, loggers, notify
 from advisor.capture.lightning_marks import STEP_METHODS, LightningMarks
 from advisor.capture.plan import check_counts
@@ -39,7 +41,11 @@ def _lightning_bases(*, import_any: bool) -> tuple[type, ...]:
     loaded = [name for name in _PACKAGES if sys.modules.get(name) is not None]
     if not loaded and import_any:
         loaded = [name for name in _PACKAGES if importlib.util.find_spec(name.partition(".")[0]) is not None]
-    return tuple(importlib.import_module(name).Callback for name in loaded)
+    bases = []
+    for name in loaded:
+        with contextlib.suppress(ImportError):  # installed, but not for this torch
+            bases.append(importlib.import_module(name).Callback)
+    return tuple(bases)
 
 
 def _guarded(hook: _Hook) -> _Hook:

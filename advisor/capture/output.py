@@ -68,7 +68,7 @@ class Files:
 
     def discard(self) -> None:
         """Remove what an unfinished capture left, and the folder if nothing else is in it."""
-        for leftover in (self.raw, self.job):
+        for leftover in self.folder.glob(f".rank{self.rank}.*"):  # Kineto has a temporary file of its own
             with contextlib.suppress(OSError):
                 leftover.unlink(missing_ok=True)
         with contextlib.suppress(OSError):
@@ -129,3 +129,9 @@ class Worker:
         except OSError:
             return ""
         return lines[-1] if lines else ""
+
+    def tidy(self) -> None:
+        """Remove its log if it had nothing to say."""
+        with contextlib.suppress(OSError):
+            if self.files.log.stat().st_size == 0:
+                self.files.log.unlink()

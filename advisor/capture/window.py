@@ -10,6 +10,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
 
+from advisor.capture import _requirements as _requirements  # isort: skip
+
 import torch
 
 from advisor.capture import context as ctx
@@ -392,7 +394,9 @@ class Window:
             notify.info(f"the analysis goes on; its files will be in {worker.files.folder}")
         elif status != 0:
             notify.warn(f"the analysis failed: {worker.last_line()} (see {worker.files.log})")
-        self._reported = self._report and status == 0
+        else:
+            worker.tidy()
+            self._reported = self._report
 
     def _give_up(self, why: str) -> None:
         self._take_down()

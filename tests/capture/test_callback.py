@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import json
 import os
 import pickle
 import signal
@@ -482,6 +483,56 @@ def test_dirpath_and_the_loggers_folder_decide_where_the_files_go(pl, tmp_path):
     callback = advisor(dirpath=tmp_path / "mine", allow_repeat=True)
     make_trainer(pl, tmp_path, callback, logger=logger).fit(make_model(pl), rows(20))
     assert callback.trace_path.parent == tmp_path / "mine" / "step_4"
+
+
+def test_the_report_is_made_printed_and_handed_to_the_loggers(pl, tmp_path, capsys, ours):
+    # GIVEN a run with two loggers
+    event_accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    board = pl.loggers.TensorBoardLogger(tmp_path, name="board")
+    csv = pl.loggers.CSVLogger(tmp_path, name="csv")
+    callback = advisor(report=True)
+
+    # WHEN it ends
+    make_trainer(pl, tmp_path, callback, logger=[board, csv]).fit(make_model(pl), rows(40))
+
+    # THEN the report lies beside the trace, its path is printed, and TensorBoard shows it
+    folder = Path(board.log_dir) / "advisor" / "step_4"
+    assert callback.report_path == folder / "report.html"
+    assert f"report: {folder / 'report.html'}" in capsys.readouterr().out
+    assert sorted(p.name for p in folder.iterdir()) == [
+        "rank0.pt.trace.json.gz", "report.html", "report.json", "report.md",
+    ]  # fmt: skip
+    report = json.loads((folder / "report.json").read_text())
+    assert report["environment"]["strategy"] == "SingleDeviceStrategy"
+    events = event_accumulator.EventAccumulator(str(board.log_dir)).Reload()
+    assert "training_advisor/text_summary" in events.Tags()["tensors"]
+    assert ours() == []
+
+
+def test_an_analysis_that_fails_costs_one_warning_and_keeps_the_trace(pl, tmp_path, ours, monkeypatch):
+    monkeypatch.setattr("sys.executable", "/bin/false")
+    callback = advisor(report=True)
+
+    make_trainer(pl, tmp_path, callback).fit(make_model(pl), rows(40))
+
+    assert callback.report_path is None
+    assert len(ours()) == 1
+    assert "analysis failed" in ours()[0]
+    assert (tmp_path / "advisor" / "step_4" / ".rank0.raw.json").exists()
+
+
+def test_training_does_not_wait_for_the_analysis_longer_than_asked(pl, tmp_path, ours, capsys, monkeypatch):
+    slow = tmp_path / "slow"
+    slow.write_text("#!/bin/sh\nexec sleep 30\n")
+    slow.chmod(0o755)
+    monkeypatch.setattr("sys.executable", str(slow))
+    callback = advisor(report=True, report_timeout_s=0.05)
+
+    make_trainer(pl, tmp_path, callback).fit(make_model(pl), rows(40))
+
+    assert "the analysis goes on" in capsys.readouterr().err
+    assert ours() == []
+    callback._window._worker._process.kill()
 
 
 def test_a_model_compiled_as_a_whole_has_no_module_ranges_and_is_not_compiled_anew(pl, tmp_path):

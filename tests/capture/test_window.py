@@ -209,6 +209,25 @@ def test_a_full_disk_costs_one_warning_and_leaves_no_files(loop, tmp_path, ours,
     assert not any(module._forward_hooks for module in loop.model.modules())
 
 
+def test_a_disk_that_fills_up_under_the_profiler_costs_one_warning(loop, tmp_path, ours):
+    # GIVEN a limit on file sizes, which cuts Kineto's output short as a full disk does
+    resource = pytest.importorskip("resource")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    window = loop.window(tmp_path)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, limits[1]))
+    try:
+        # WHEN the loop runs
+        with window:
+            loop.run(window, 30)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+    # THEN there is one warning and no file
+    assert len(ours()) == 1
+    assert "disk full" in ours()[0]
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize("method", ["start", "step", "stop", "write", "release"])
 def test_a_fault_anywhere_in_the_profiler_costs_one_warning_and_the_loop_goes_on(
     loop, tmp_path, ours, monkeypatch, method
