@@ -13,6 +13,7 @@ import numpy as np
 from advisor.roofline import costs
 from advisor.roofline.costs import Cost, Launch, OpCall, Tensor
 from advisor.roofline.devices import Device
+from advisor.trace.events import MEMCPY, MEMSET
 from advisor.trace.link import Launches, Timeline
 from advisor.trace.names import named
 from advisor.trace.nesting import nearest
@@ -100,12 +101,14 @@ def attach_costs(timeline: Timeline, device: Device | None = None) -> LaunchCost
         op = -heapq.heappop(queue)
         own = sorted(pending.pop(op))
         found = calls.costs(op, own)
-        if any(cost is not None for cost in found):
+        known = [(row, cost) for row, cost in zip(own, found, strict=True) if cost is not None]
+        if known:
             calls.count_inside(op, found)
-            for row, cost in zip(own, found, strict=True):
-                if cost is not None:
-                    costed_rows.append(row)
-                    costed.append(cost)
+            costed_rows += [row for row, _ in known]
+            costed += [cost for _, cost in known]
+        # Memsets and copies have a cost under any operator: they do not make its formula one that can tell.
+        own = [row for row, cost in zip(own, found, strict=True) if cost is None]
+        if not own or any(rows.kind[row] not in (MEMCPY, MEMSET) for row, _ in known):
             continue
         outer = -1 if timeline.cpu_only else calls.known_around(op)
         if outer >= 0:
@@ -197,7 +200,8 @@ class _Calls:
         return inside_bytes >= _COMPOSITE_BYTES * nbytes
 
     def _ancestors(self, op: int) -> tuple[int, ...]:
-        above, chain = self._parent[op], []
+        above = self._parent[op]
+        chain: list[int] = []
         while above >= 0 and len(chain) < _MAX_ANCESTORS:
             chain.append(self._op_name[above])
             above = self._parent[above]

@@ -69,6 +69,13 @@ def test_a_copy_inside_an_operator_does_not_take_its_cost_away() -> None:
     assert flops_of(builder)["vectorized_layer_norm_kernel"] > 0
 
 
+def test_a_memset_does_not_keep_the_kernel_beside_it_from_the_operator_around() -> None:
+    builder = Builder().op("aten::matmul", 0, 50, dims=[A, B]).op("aten::mm", 5, 20)
+    builder.launch("Memset (Device)", 7, at=90, dur=1, cat="gpu_memset", bytes=4)
+    builder.launch("gemm", 10, at=100, dur=9)
+    assert flops_of(builder) == {"Memset (Device)": 0, "gemm": MM_FLOPS}
+
+
 def test_a_launch_outside_any_operator_has_no_cost() -> None:
     timeline = Builder().launch("k", 10, at=100, dur=9).join()
     found = attach_costs(timeline)

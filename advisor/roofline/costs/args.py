@@ -12,7 +12,7 @@ SECTOR_BYTES = 32
 #: No device holds a petabyte: a larger tensor is a broken record.
 _MAX_BYTES = 1e15
 _FLOAT_ORDER = ("fp4", "fp8", "fp16", "bf16", "fp32", "fp64")
-_INT_ORDER = ("bool", "uint8", "int4", "int8", "int16", "int32", "int64")
+_INT_ORDER = ("uint8", "int4", "int8", "int16", "int32", "int64")
 
 
 class Unknown(ValueError):
@@ -147,13 +147,13 @@ def broadcast(*shapes: Sequence[int]) -> tuple[int, ...]:
 def promote(*args: Tensor) -> str:
     """The dtype that arithmetic on these tensors gives, by PyTorch's rules.
 
-    A 0-d tensor decides only if it belongs to a higher category (float over integer) than the others. Traces show
-    a Python number as a 0-d double: beside an integer tensor it gives the default dtype, fp32.
+    A 0-d tensor decides only if its category (float over integer over bool) is higher than the others'.
+    Traces show a Python number as a 0-d double: beside an integer tensor it gives the default dtype, fp32.
     """
     dtypes = [arg.dtype for arg in args]
     if any(dtype.startswith("complex") for dtype in dtypes):
         return max((dtype for dtype in dtypes if dtype.startswith("complex")), key=itemsize)
-    for order in (_FLOAT_ORDER, _INT_ORDER):
+    for order in (_FLOAT_ORDER, _INT_ORDER, ("bool",)):
         of_category = [arg for arg in args if arg.dtype in order]
         if of_category:
             wide = [arg.dtype for arg in of_category if arg.shape] or [arg.dtype for arg in of_category]

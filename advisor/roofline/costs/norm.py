@@ -6,6 +6,8 @@ Layer norm forward 19 (Welford's update), its input gradient 15 and its weight g
 
 from __future__ import annotations
 
+import re
+
 from advisor.roofline.costs.args import (
     Unknown,
     flag,
@@ -151,8 +153,18 @@ def batch_forward(call: OpCall) -> Result:
 
 
 def _training(call: OpCall) -> bool:
-    """The ``training`` flag, which follows the running statistics (absent for ``_legit.no_stats``)."""
-    return flag(call, 5) if text(call, 5).lower() in ("true", "false") else flag(call, 3)
+    """The ``training`` flag, which follows the running statistics (absent for ``_legit.no_stats``).
+
+    Traces before PyTorch 2.0 lack it: there the kernels' names tell.
+    """
+    if call.concrete:
+        return flag(call, 5) if text(call, 5).lower() in ("true", "false") else flag(call, 3)
+    names = " ".join(launch.name for launch in call.launches).lower()
+    if re.search(r"bn_fw_tr|fwdtrain|collect_statistics", names):
+        return True
+    if re.search(r"bn_fw_inf|fwdinfer|transform_input", names):
+        return False
+    raise Unknown("training or not is not recorded")
 
 
 @cost("aten::cudnn_batch_norm_backward", "aten::native_batch_norm_backward",

@@ -25,9 +25,11 @@ _DTYPES = {
     "c10::complex<c10::Half>": "complex32",
     "c10::qint8": "int8", "c10::quint8": "uint8", "c10::qint32": "int32",
 }  # fmt: skip
-_NOT_A_TENSOR = frozenset(
-    {"", "Scalar", "ScalarList", "String", "Device", "Generator", "None", "GenericList"}
-)
+#: What traces write for arguments that are no tensors; PyTorch before 2.0 wrote the tag of the value.
+_NOT_A_TENSOR = frozenset({
+    "", "Scalar", "ScalarList", "String", "Device", "Generator", "None", "Int", "Double", "Bool", "SymInt",
+    "Layout", "GenericList", "GenericDict", "Tuple", "Object", "Stream", "Storage", "Enum", "Complex",
+})  # fmt: skip
 
 
 def parse_dtype(spelling: object) -> str:

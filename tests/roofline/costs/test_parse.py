@@ -50,3 +50,8 @@ def test_a_malformed_shape_is_no_tensor(shape):
 
 def test_a_list_with_a_malformed_member_is_unknown_as_a_whole():
     assert parse_inputs([[[2], ["x"]]], ["TensorList"])[0] == (None,)
+
+
+@pytest.mark.parametrize("tag", ["Int", "Double", "Bool", "GenericList", "Scalar"])
+def test_the_tags_that_old_traces_give_to_scalars_are_no_tensors(tag):
+    assert parse_inputs([[]], [tag])[0] == (None,)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from advisor.roofline.costs import launch_costs, op_cost
+from advisor.roofline.costs import Launch, OpCall, Tensor, launch_costs, op_cost
 from tests.roofline.costs.calls import BF16, FP32, H200, call
 
 BIG, N = (8192, 4096), 8192 * 4096
@@ -147,3 +147,14 @@ def test_native_batch_norm_splits_statistics_from_scaling():
     statistics, apply = found
     assert statistics.bytes_written < 1000
     assert apply.bytes_written == 4 * 8 * 16 * 32 * 32
+
+
+def test_without_recorded_values_the_kernels_name_tells_training_from_inference():
+    x, channel = Tensor((8, 16, 32, 32), "fp32"), Tensor((16,), "fp32")
+
+    def found(kernel):
+        inputs = (x, channel, channel, channel, channel)
+        return launch_costs(OpCall("aten::cudnn_batch_norm", inputs, launches=(Launch(kernel),)))[0]
+
+    assert found("cudnn::bn_fw_tr_1C11_singleread").flops > found("cudnn::bn_fw_inf_1C11_kernel_NCHW").flops
+    assert found("who_knows") is None
