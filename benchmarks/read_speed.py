@@ -170,13 +170,15 @@ def read(path: Path, way: str) -> Taken:
 
 def run(command: list[str]) -> tuple[str, resource.struct_rusage]:
     """Standard output of a process, and what it used."""
-    child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-    assert child.stdout is not None
-    out = child.stdout.read()
-    _, status, usage = os.wait4(child.pid, 0)
-    child.returncode = os.waitstatus_to_exitcode(status)
-    if child.returncode:
-        raise SystemExit(f"failed with {child.returncode}: {' '.join(command)}")
+    with tempfile.TemporaryFile("w+") as errors:
+        child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True)
+        assert child.stdout is not None
+        out = child.stdout.read()
+        _, status, usage = os.wait4(child.pid, 0)
+        child.returncode = os.waitstatus_to_exitcode(status)
+        if child.returncode:
+            errors.seek(0)
+            raise SystemExit(f"failed with {child.returncode}: {' '.join(command)}\n{errors.read()[-2000:]}")
     return out, usage
 
 

@@ -38,6 +38,7 @@ _AFTER_VALUE = re.compile(rb'\s*(?:,\s*"[^"\\]{1,64}"\s*:|\}\s*(?:[,}\]]|\Z))')
 _AFTER_OTHER = re.compile(rb"\s*[:,\]]")
 
 Mended = tuple[bytes, Counter[str]]
+Mend = Callable[[bytes], Mended]
 
 
 def untouched(text: bytes) -> Mended:
@@ -77,7 +78,7 @@ def escape_quotes_and_backslashes(text: bytes) -> Mended:
 
 
 #: Tried in this order, each on the text as found.
-MENDS: tuple[Callable[[bytes], Mended], ...] = (
+MENDS: tuple[Mend, ...] = (
     untouched,
     substitute,
     escape_quotes,

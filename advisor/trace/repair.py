@@ -16,11 +16,12 @@ from typing import Any
 import msgspec
 
 from advisor.trace.events import Loss
-from advisor.trace.mend import MENDS, object_end, substitute, untouched
+from advisor.trace.mend import MENDS, Mend, object_end, substitute, untouched
 from advisor.trace.wire import EVENT, EVENTS, LIST_OPENS, META_KEYS, OPENING, UNDECODABLE, RawEvent, checked
 
-#: Bytes decoded at once: small, so that one bad event makes few others take the slow way.
+#: Bytes decoded at once, and at once within a block that fails: one bad event makes few others go alone.
 BLOCK_BYTES = 256 << 10
+SUBBLOCK_BYTES = 8 << 10
 #: Fragments tried together when an event's own arguments hold what looks like the start of an event.
 _MAX_FRAGMENTS = 6
 #: Longest stretch of the file's head or tail that is searched for entries other than events.
@@ -82,9 +83,9 @@ class Salvager:
         data, start = self._data, self._start
         while start < len(data):
             end = _next_opening(data, start + BLOCK_BYTES)
-            batch = self._block(start, end)
+            batch = self._block(start, end, untouched)
             if batch is None:
-                batch, end = self._one_by_one(start, end)
+                batch, end = self._in_parts(start, end)
             yield batch
             start = end
         if LIST_OPENS.search(data) and self._in_list and "truncated" not in self._counts:
@@ -100,19 +101,30 @@ class Salvager:
         """What was mended or lost so far."""
         return [Loss(kind, count, self._detail(kind)) for kind, count in self._counts.items()]
 
-    def _block(self, start: int, end: int) -> list[RawEvent] | None:
-        """All events in [start, end), where substitutions suffice to read them at one go."""
-        block = self._data[start:end].rstrip(_SEPARATORS)
-        for mend in (untouched, substitute):
-            text, found = mend(block)
-            try:
-                batch = EVENTS.decode(b"[%b]" % checked(text))
-            except UNDECODABLE:
-                continue
-            self._passed(end)
-            self._count_all(found, start)
-            return batch
-        return None
+    def _block(self, start: int, end: int, mend: Mend) -> list[RawEvent] | None:
+        """All events in [start, end), where this mending lets them be read at one go."""
+        text, found = mend(self._data[start:end].rstrip(_SEPARATORS))
+        try:
+            batch = EVENTS.decode(b"[%b]" % checked(text))
+        except UNDECODABLE:
+            return None
+        self._passed(end)
+        self._count_all(found, start)
+        return batch
+
+    def _in_parts(self, start: int, end: int) -> tuple[list[RawEvent], int]:
+        """The events that begin in [start, end), and where the last of them ends."""
+        events: list[RawEvent] = []
+        while start < end:
+            stop = min(end, _next_opening(self._data, start + SUBBLOCK_BYTES))
+            some = self._block(start, stop, untouched)
+            if some is None:
+                some = self._block(start, stop, substitute)
+            if some is None:
+                some, stop = self._one_by_one(start, stop)
+            events += some
+            start = stop
+        return events, start
 
     def _one_by_one(self, start: int, end: int) -> tuple[list[RawEvent], int]:
         """The events that begin in [start, end), and where the last of them ends."""

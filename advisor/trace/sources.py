@@ -194,15 +194,21 @@ def _local_matches(path: str) -> list[str]:
 def _remote_matches(url: str) -> list[str]:
     import fsspec
 
-    try:
+    with _remote_errors(url):
         fs, path = fsspec.core.url_to_fs(url)
         if fs.isdir(path):
             names = [name for name in fs.find(path) if _is_trace_name(os.path.basename(name))]
         else:
             names = fs.glob(path) if glob.has_magic(path) else [path] if fs.exists(path) else []
-    except (OSError, ImportError, ValueError) as error:
-        raise InputError(f"{url}: cannot be read: {error}") from error
     return [fs.unstrip_protocol(name) for name in names]
+
+
+@contextmanager
+def _remote_errors(url: str) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001  # each file system has errors of its own
+        raise InputError(f"{url}: cannot be read: {str(error) or type(error).__name__}") from error
 
 
 def _is_trace_name(name: str) -> bool:
@@ -261,7 +267,7 @@ def _read_once(path: str, limit: int) -> bytes:
     if is_url(path):
         import fsspec
 
-        with fsspec.open(path, "rb") as stream:
+        with _remote_errors(path), fsspec.open(path, "rb") as stream:
             return stream.read(limit + 1)
     with open(path, "rb") as file:
         return file.read(limit + 1)

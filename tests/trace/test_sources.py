@@ -223,6 +223,21 @@ def test_a_url_without_traces_is_an_error(memory) -> None:
         find_traces(["nosuchprotocol://a"])
 
 
+def test_whatever_a_file_system_raises_is_an_input_error(memory, monkeypatch: pytest.MonkeyPatch) -> None:
+    class NoCredentials(Exception):
+        pass
+
+    def refuse(*_: object, **__: object) -> None:
+        raise NoCredentials
+
+    monkeypatch.setattr(type(memory), "isdir", refuse)
+    monkeypatch.setattr(type(memory), "_open", refuse)
+    with pytest.raises(InputError, match="memory://t: cannot be read: NoCredentials"):
+        find_traces(["memory://t"])
+    with pytest.raises(InputError, match="memory://t: cannot be read: NoCredentials"):
+        read_trace("memory://t")
+
+
 def test_a_url_is_held_to_the_limit(memory) -> None:
     memory.pipe("/t.json", TRACE)
     with pytest.raises(InputError, match="--max-gb"):
