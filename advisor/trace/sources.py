@@ -207,7 +207,7 @@ def _remote_matches(url: str) -> list[str]:
 def _remote_errors(url: str) -> Iterator[None]:
     try:
         yield
-    except Exception as error:  # noqa: BLE001  # each file system has errors of its own
+    except Exception as error:  # each file system has errors of its own
         raise InputError(f"{url}: cannot be read: {str(error) or type(error).__name__}") from error
 
 
