@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,47 +12,91 @@ from typing import Any
 import numpy as np
 
 from advisor.roofline.attach import LaunchCosts, attach_costs, gather_host_operators
-from advisor.roofline.bound import BOUNDS, Bounds, classify_many
+from advisor.roofline.bound import Bounds, classify_many
 from advisor.roofline.devices import Device, find_device
-from advisor.roofline.launch_class import COLLECTIVE, device_traffic, launch_classes
+from advisor.roofline.launch_class import (
+    COLLECTIVE,
+    HOST_COPY,
+    OTHER_COPY,
+    PAGEABLE_COPY,
+    PEER_COPY,
+    device_traffic,
+    launch_classes,
+)
 from advisor.trace.intervals import union_ns
 from advisor.trace.link import Timeline
 from advisor.trace.steps import step_times_ns
 
+#: Copies that cross a link; those within the device are memory traffic like a kernel's.
+_LINK_COPIES = (HOST_COPY, PAGEABLE_COPY, PEER_COPY, OTHER_COPY)
+
 
 @dataclass(eq=False)
 class Analysis:
-    """A timeline with the cost and the bound of each launch.
+    """A timeline with its figures, each worked out when it is first asked for.
+
+    Costs and bounds take most of the time; what compares ranks needs neither.
 
     Attributes:
         timeline: the joined trace; host operators stand in for launches where it has no device work.
         device: the device it ran on, with its roofs.
-        costs: FLOPs and bytes of each launch.
-        bounds: bound, efficiency and flags of each launch.
-        classes: uint8 (launches,), from `advisor.roofline.launch_class`.
         baseline_ns: step time without the profiler, or None.
         baseline_source: ``"capture"``, ``"user"`` or ``""``.
     """
 
     timeline: Timeline
     device: Device
-    costs: LaunchCosts
-    bounds: Bounds
-    classes: np.ndarray
     baseline_ns: float | None = None
     baseline_source: str = ""
+
+    @cached_property
+    def classes(self) -> np.ndarray:
+        """uint8 (launches,), from `advisor.roofline.launch_class`."""
+        rows = self.timeline.launches
+        return launch_classes(rows.kind, rows.name, self.timeline.trace.names)
+
+    @cached_property
+    def costs(self) -> LaunchCosts:
+        """FLOPs and bytes of each launch."""
+        found = attach_costs(self.timeline, self.device)
+        # Memsets and copies within the device move what the trace states, whatever operator asked for them.
+        found.put_traffic(*device_traffic(self.classes, self.timeline.launches.bytes))
+        return found
+
+    @cached_property
+    def bounds(self) -> Bounds:
+        """Bound, efficiency and flags of each launch."""
+        rows, costs = self.timeline.launches, self.costs
+        return classify_many(
+            flops=costs.flops,
+            bytes_moved=costs.bytes_read + costs.bytes_written,
+            pipe=costs.pipe,
+            pipes=costs.pipes,
+            dur_ns=rows.dur_ns,
+            kind=rows.kind,
+            name=rows.name,
+            names=self.timeline.trace.names,
+            device=self.device,
+            copy_bytes=rows.bytes,
+            grid_blocks=rows.grid_blocks,
+        )
 
     @cached_property
     def counted(self) -> np.ndarray:
         """bool (launches,): launched by a steady step, so counted in the per-step figures."""
         return self.timeline.in_steady_step
 
-    @property
+    @cached_property
     def step_count(self) -> int:
         """Number of steady steps."""
         return int(self.timeline.steady.sum())
 
-    @cached_property
+    @property
+    def collective(self) -> np.ndarray:
+        """bool (launches,): collectives, by kernel name."""
+        return self.classes == COLLECTIVE
+
+    @property
     def step_times_ns(self) -> np.ndarray:
         """int64 (steady steps,), as profiled."""
         return self._step_times[0]
@@ -68,9 +113,16 @@ class Analysis:
 
     @cached_property
     def profiled_step_ns(self) -> float | None:
-        """Median step time as profiled; None without steps."""
+        """Typical step time as profiled; None without steps.
+
+        The median; the mean where gradients are accumulated, since the batches of a cycle differ by
+        design and the baseline is their mean too.
+        """
         times = self.step_times_ns
-        return float(np.median(times)) if len(times) else None
+        if not len(times):
+            return None
+        typical = np.mean if self.timeline.batches_per_optimizer_step > 1 else np.median
+        return float(typical(times))
 
     @property
     def real_step_ns(self) -> float | None:
@@ -81,28 +133,24 @@ class Analysis:
     def busy_ns_per_step(self) -> dict[str, float]:
         """Device time of a step, in ns: ``compute``, and exposed ``communication`` and ``copy``.
 
-        Overlapping work counts once, for the first of these that covers it.
+        Of the device with the most work. Overlapping work counts once, for the first of these that
+        covers it.
         """
         rows = self.timeline.launches
         main = self.counted & (rows.device == self.timeline.main_device)
-        collective = self.collective & main
-        copy = main & (self.bounds.bound == BOUNDS.index("copy"))
-        compute = main & ~collective & ~copy
+        copy = np.isin(self.classes, _LINK_COPIES)
 
         def union(mask: np.ndarray) -> float:
-            return union_ns(rows.ts_ns[mask], rows.end_ns[mask]) / max(self.step_count, 1)
+            return union_ns(rows.ts_ns[main & mask], rows.end_ns[main & mask]) / max(self.step_count, 1)
 
-        covered = [union(compute), union(compute | collective), union(main)]
+        compute = union(~self.collective & ~copy)
+        with_communication = union(~copy)
+        everything = union(np.ones(len(rows), bool))
         return {
-            "compute": covered[0],
-            "communication": covered[1] - covered[0],
-            "copy": covered[2] - covered[1],
+            "compute": compute,
+            "communication": with_communication - compute,
+            "copy": everything - with_communication,
         }
-
-    @property
-    def collective(self) -> np.ndarray:
-        """bool (launches,): collectives, by kernel name."""
-        return self.classes == COLLECTIVE
 
 
 def analyse_timeline(
@@ -112,7 +160,7 @@ def analyse_timeline(
     devices_toml: Path | None = None,
     baseline_step_ms: float | None = None,
 ) -> Analysis:
-    """Cost and classify a joined trace.
+    """Set a joined trace against its device and its baseline.
 
     Args:
         timeline: from `advisor.trace.link.load` or `join`.
@@ -126,26 +174,8 @@ def analyse_timeline(
     if timeline.cpu_only:
         timeline = gather_host_operators(timeline)
     roofs = _device_of(timeline, device, devices_toml)
-    costs = attach_costs(timeline, roofs)
-    rows = timeline.launches
-    classes = launch_classes(rows.kind, rows.name, timeline.trace.names)
-    # Memsets and copies within the device move what the trace states, whatever operator asked for them.
-    costs.put_traffic(*device_traffic(classes, rows.bytes))
-    bounds = classify_many(
-        flops=costs.flops,
-        bytes_moved=costs.bytes_read + costs.bytes_written,
-        pipe=costs.pipe,
-        pipes=costs.pipes,
-        dur_ns=rows.dur_ns,
-        kind=rows.kind,
-        name=rows.name,
-        names=timeline.trace.names,
-        device=roofs,
-        copy_bytes=rows.bytes,
-        grid_blocks=rows.grid_blocks,
-    )
     baseline, source = _baseline(timeline.trace.context, baseline_step_ms)
-    return Analysis(timeline, roofs, costs, bounds, classes, baseline, source)
+    return Analysis(timeline, roofs, baseline, source)
 
 
 def _device_of(timeline: Timeline, override: str | None, devices_toml: Path | None) -> Device:
@@ -181,6 +211,6 @@ def _baseline(context: Mapping[str, Any], given_ms: float | None) -> tuple[float
         return given_ms * 1e6, "user"
     block = context.get("baseline")
     median = block.get("median_ms") if isinstance(block, Mapping) else None
-    if isinstance(median, (int, float)) and median > 0:
+    if isinstance(median, (int, float)) and math.isfinite(median) and median > 0:
         return median * 1e6, "capture"
     return None, ""

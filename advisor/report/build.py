@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 
+import numpy as np
+
 from advisor import __version__
 from advisor.errors import InputError
 from advisor.report.analysis import Analysis, analyse_timeline
@@ -16,6 +18,7 @@ from advisor.report.model import DeviceInfo, Loss, Peak, Quality, RankSummary, R
 from advisor.report.quality import data_quality
 from advisor.report.summary import break_down, summarise
 from advisor.roofline.devices import Device
+from advisor.trace.events import KERNEL
 from advisor.trace.link import load
 from advisor.trace.sources import find_traces
 
@@ -180,7 +183,7 @@ def _rank_summary(analysis: Analysis) -> RankSummary:
     busy_ns = sum(analysis.busy_ns_per_step.values())
     step_ns = analysis.real_step_ns
 
-    def per_step_ms(mask) -> float | None:
+    def per_step_ms(mask: np.ndarray) -> float | None:
         return float(rows.dur_ns[mask].sum()) / steps / 1e6 if steps else None
 
     return RankSummary(
@@ -189,7 +192,7 @@ def _rank_summary(analysis: Analysis) -> RankSummary:
         device=analysis.device.name,
         step_time_ms=step_ns / 1e6 if step_ns else None,
         gpu_busy_fraction=min(busy_ns / step_ns, 1.0) if step_ns and not analysis.timeline.cpu_only else None,
-        kernel_time_ms_per_step=per_step_ms(analysis.counted),
+        kernel_time_ms_per_step=per_step_ms(analysis.counted & (rows.kind == KERNEL)),
         communication_ms_per_step=per_step_ms(analysis.counted & analysis.collective),
         exposed_communication_ms_per_step=analysis.busy_ns_per_step["communication"] / 1e6 if steps else None,
     )

@@ -13,106 +13,129 @@ from advisor.roofline import costs
 from advisor.roofline.bound import BOUNDS, FLAGS
 from advisor.trace.phases import PHASES
 
-_LAYER_NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)|^\d+(?=\.|$)")
+#: Layer numbers: ``blocks.3.attn`` of our ranges, ``Block[3].Linear[1]`` of Python frames. The last number
+#: of the latter tells the parts of a layer apart.
+_LAYER_NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)|^\d+(?=\.|$)|(?<=\[)\d+(?=\]\.)")
 #: A flag is shown on a group when launches with this share of its time have it.
 _FLAG_SHARE = 0.5
 
 
 def kernel_groups(analysis: Analysis) -> list[KernelGroup]:
-    """Groups of the steady steps' launches, by time, longest first."""
+    """Groups of the steady steps' launches, by time, longest first.
+
+    Launches of a kernel that differ in bound or pipe (by their shapes), or of which only some are
+    costed, are groups of their own.
+    """
     timeline, rows = analysis.timeline, analysis.timeline.launches
     counted = np.flatnonzero(analysis.counted)
     if not len(counted) or not analysis.step_count:
         return []
-    modules, module_of = _generic_modules(timeline.modules)
+    modules, generic = _generic_modules(timeline.modules)
     ops = timeline.trace.ops
-    op_name = np.where(rows.op >= 0, ops.name[np.maximum(rows.op, 0)] if len(ops) else -1, -1)
-    module = np.where(rows.module >= 0, module_of[np.maximum(rows.module, 0)], -1)
-    columns = np.stack([rows.name, op_name, module, rows.phase.astype(np.int64)], axis=1)[counted]
-    keys, group = np.unique(columns, axis=0, return_inverse=True)
-    sums = _Sums(analysis, counted, group.ravel(), len(keys))
-    total_ns = float(rows.dur_ns[counted].sum())
+    keys, group = _distinct(
+        rows.name[counted],
+        _of(ops.name, rows.op[counted]),
+        _of(generic, rows.module[counted]),
+        rows.phase[counted],
+        analysis.bounds.bound[counted],
+        analysis.costs.pipe[counted],
+    )
+    sums = _Sums(analysis, counted, group, len(keys))
     names = timeline.trace.names
     found = []
-    for i, (name, op, module_index, phase) in enumerate(keys.tolist()):
+    for i, (name, op, module, phase, bound, pipe) in enumerate(keys.tolist()):
         op_text = names[op] if op >= 0 else None
         found.append(
             KernelGroup(
                 name=names[name],
                 op=op_text,
-                module=modules[module_index] if module_index >= 0 else None,
+                module=modules[module] if module >= 0 else None,
                 phase=PHASES[phase],
                 family=costs.family(op_text or "", names[name]),
-                time_fraction=float(sums.time_ns[i] / total_ns) if total_ns else 0.0,
-                **sums.of(i),
+                bound=BOUNDS[bound],
+                pipe=analysis.costs.pipes[pipe] if pipe >= 0 else None,
+                **sums.of(i, costed=pipe >= 0),
             )
         )
-    return sorted(found, key=lambda g: (-g.time_ms_per_step, g.name, g.op or "", g.module or "", g.phase))
+    return sorted(
+        found, key=lambda g: (-g.time_ms_per_step, g.name, g.op or "", g.module or "", g.phase, g.bound)
+    )
+
+
+def generic_module(path: str) -> str:
+    """A module's path with its layer numbers as ``*``.
+
+    Example:
+        >>> generic_module("blocks.11.attn.qkv"), generic_module("GPT.Block[3].Linear[1]")
+        ('blocks.*.attn.qkv', 'GPT.Block[*].Linear[1]')
+    """
+    return _LAYER_NUMBER.sub("*", path)
 
 
 def _generic_modules(paths: list[str]) -> tuple[list[str], np.ndarray]:
-    """Paths with layer numbers as ``*``, and for each path the index of its generic one."""
-    generic = [_LAYER_NUMBER.sub("*", path) for path in paths]
-    distinct = sorted(set(generic))
-    index = {path: i for i, path in enumerate(distinct)}
-    return distinct, np.array([index[path] for path in generic] or [-1], np.int64)
+    """Distinct generic paths, and for each path the index of its own."""
+    generic = [generic_module(path) for path in paths]
+    index = {path: i for i, path in enumerate(dict.fromkeys(generic))}
+    return list(index), np.array([index[path] for path in generic], np.int64)
+
+
+def _of(table: np.ndarray, index: np.ndarray) -> np.ndarray:
+    """``table[index]``, -1 where the index is negative."""
+    found = np.full(len(index), -1, np.int64)
+    found[index >= 0] = table[index[index >= 0]]
+    return found
+
+
+def _distinct(*columns: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Distinct rows of these integer columns (values from -1 up), and for each row which one it is."""
+    # One number a row as long as it fits, since sorting rows is slow: each column is renumbered first.
+    key = np.zeros(len(columns[0]), np.int64)
+    for column in columns:
+        _, number = np.unique(column, return_inverse=True)
+        _, key = np.unique(key * (int(number.max()) + 1) + number.reshape(-1), return_inverse=True)
+        key = key.reshape(-1)
+    _, first, group = np.unique(key, return_index=True, return_inverse=True)
+    return np.stack([column[first].astype(np.int64) for column in columns], axis=1), group.reshape(-1)
 
 
 class _Sums:
     """Per-group sums over the launches counted."""
 
     def __init__(self, analysis: Analysis, counted: np.ndarray, group: np.ndarray, n: int) -> None:
-        rows, costs_, bounds = analysis.timeline.launches, analysis.costs, analysis.bounds
+        found, bounds = analysis.costs, analysis.bounds
         self._steps = analysis.step_count
-        self._pipes = costs_.pipes
-        dur = rows.dur_ns[counted].astype(np.float64)
-        known = costs_.known[counted]
+        dur = analysis.timeline.launches.dur_ns[counted].astype(np.float64)
+        roof_ns, flags = bounds.roof_ns[counted], bounds.flags[counted]
 
-        def total(values: np.ndarray) -> np.ndarray:
-            return np.bincount(group, values, minlength=n)
+        def total(values: np.ndarray) -> list[float]:
+            return np.bincount(group, np.nan_to_num(values), minlength=n).tolist()
 
-        self.calls = total(np.ones(len(counted)))
-        self.time_ns = total(dur)
-        self._known_ns = total(np.where(known, dur, 0.0))
-        self._known = total(known)
+        self._calls = total(np.ones(len(counted)))
+        self._time_ns = total(dur)
+        self._all_ns = float(dur.sum())
         self._flops, self._read, self._written = (
-            total(np.nan_to_num(column[counted]))
-            for column in (costs_.flops, costs_.bytes_read, costs_.bytes_written)
+            total(column[counted]) for column in (found.flops, found.bytes_read, found.bytes_written)
         )
-        self._roof_ns = total(np.nan_to_num(bounds.roof_ns[counted]))
-        has_roof = np.isfinite(bounds.roof_ns[counted])
-        self._timed_ns = total(np.where(has_roof, dur, 0.0))
-        self._pipe = _mode(group, costs_.pipe[counted], dur, n, len(costs_.pipes))
-        self._bound = _mode(group, bounds.bound[counted], dur, n, len(BOUNDS))
-        self._flags = [
-            total(np.where(bounds.flags[counted] & (1 << bit), dur, 0.0)) for bit in range(len(FLAGS))
-        ]
+        self._roof_ns = total(roof_ns)
+        self._timed_ns = total(np.where(np.isfinite(roof_ns), dur, 0.0))
+        self._flagged_ns = [total(np.where(flags & (1 << bit), dur, 0.0)) for bit in range(len(FLAGS))]
 
-    def of(self, i: int) -> dict[str, Any]:
-        steps, costed = self._steps, self._known[i] == self.calls[i]
+    def of(self, i: int, *, costed: bool) -> dict[str, Any]:
+        """Figures of one group, as fields of `KernelGroup`."""
+        steps, time_ns = self._steps, self._time_ns[i]
         moved = self._read[i] + self._written[i]
-        pipe = int(self._pipe[i])
         return {
-            "calls_per_step": float(self.calls[i] / steps),
-            "time_ms_per_step": float(self.time_ns[i] / steps / 1e6),
-            # A sum with a hole in it is no sum: all launches of the group are costed, or none count.
-            "flops": float(self._flops[i] / steps) if costed else None,
-            "bytes_read": float(self._read[i] / steps) if costed else None,
-            "bytes_written": float(self._written[i] / steps) if costed else None,
-            "intensity": float(self._flops[i] / moved) if costed and moved > 0 else None,
-            "pipe": self._pipes[pipe] if costed and pipe >= 0 else None,
-            "bound": BOUNDS[int(self._bound[i])],
-            "efficiency": float(self._roof_ns[i] / self._timed_ns[i]) if self._timed_ns[i] > 0 else None,
+            "calls_per_step": self._calls[i] / steps,
+            "time_ms_per_step": time_ns / steps / 1e6,
+            "time_fraction": time_ns / self._all_ns if self._all_ns else 0.0,
+            "flops": self._flops[i] / steps if costed else None,
+            "bytes_read": self._read[i] / steps if costed else None,
+            "bytes_written": self._written[i] / steps if costed else None,
+            "intensity": self._flops[i] / moved if costed and moved > 0 else None,
+            "efficiency": self._roof_ns[i] / self._timed_ns[i] if self._timed_ns[i] > 0 else None,
             "flags": [
                 flag
-                for bit, flag in enumerate(FLAGS)
-                if self.time_ns[i] > 0 and self._flags[bit][i] >= _FLAG_SHARE * self.time_ns[i]
+                for flag, flagged_ns in zip(FLAGS, self._flagged_ns, strict=True)
+                if time_ns > 0 and flagged_ns[i] >= _FLAG_SHARE * time_ns
             ],
         }
-
-
-def _mode(group: np.ndarray, value: np.ndarray, weight: np.ndarray, n: int, values: int) -> np.ndarray:
-    """The value with the most weight in each group; -1 is a value too. int64 (n,)."""
-    table = np.zeros((n, values + 1))
-    np.add.at(table, (group, value.astype(np.int64) + 1), weight + 1e-9)
-    return table.argmax(axis=1) - 1

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import numpy as np
 
 from advisor.report.analysis import Analysis
 from advisor.report.model import Quality, Summary
+from advisor.trace.events import KERNEL
 
 Check = Callable[[Analysis, Summary], Iterator[Quality]]
 _CHECKS: list[Check] = []
+#: Operators that are looked at for shapes.
+_SAMPLED_OPS = 2000
 #: The profiler's own cost is worth a word from this ratio of profiled to real step time.
 _INFLATION = 1.15
-#: A step time that stays this much above the baseline after the window is not noise.
-_LINGERING = 1.05
+#: Device time may exceed the real step by this much: clocks and medians are good to a few percent.
+_SLACK = 1.05
 
 
 def check(function: Check) -> Check:
@@ -60,7 +62,15 @@ def steps(analysis: Analysis, summary: Summary) -> Iterator[Quality]:
         yield _remark(
             "info",
             "steps.irregular",
-            f"{left_out} step(s) without, or with unusual, device work were left out",
+            f"{left_out} step(s) were left out: without device work, with unusually much or little of it, or "
+            "with a validation run inside",
+        )
+    if analysis.timeline.batches_per_optimizer_step > 1:
+        yield _remark(
+            "info",
+            "steps.accumulated",
+            f"gradients are accumulated over {analysis.timeline.batches_per_optimizer_step} batches: a step "
+            "here is one batch, and step times are means over whole cycles",
         )
     if source != "trace" and analysis.step_count == 1:
         yield _remark("info", "steps.single", "a single steady step: its spread is not known")
@@ -82,6 +92,7 @@ def device(analysis: Analysis, summary: Summary) -> Iterator[Quality]:
 def observer(analysis: Analysis, summary: Summary) -> Iterator[Quality]:
     """The profiler's own cost on the host side."""
     profiled, baseline = analysis.profiled_step_ns, analysis.baseline_ns
+    busy = 0.0 if analysis.timeline.cpu_only else sum(analysis.busy_ns_per_step.values())
     if analysis.timeline.steps.source == "trace" or not profiled:
         return
     if not baseline:
@@ -90,6 +101,14 @@ def observer(analysis: Analysis, summary: Summary) -> Iterator[Quality]:
             "baseline.unknown",
             "the step time without the profiler is not known: profiling slows the host, so idle time and "
             "step time are upper bounds. Give it with --baseline-step-ms",
+        )
+    elif busy > _SLACK * baseline:
+        yield _remark(
+            "warning",
+            "baseline.too_short",
+            f"the device works {busy / 1e6:.1f} ms in a step, more than the {baseline / 1e6:.1f} ms that a "
+            "step is said to take without the profiler: the two are not of the same loop, or other ranks are "
+            "waited for longer under the profiler",
         )
     elif profiled > _INFLATION * baseline:
         yield _remark(
@@ -104,11 +123,11 @@ def observer(analysis: Analysis, summary: Summary) -> Iterator[Quality]:
 def lingering(analysis: Analysis, summary: Summary) -> Iterator[Quality]:
     """Steps that stayed slower after the capture window."""
     after = analysis.timeline.trace.context.get("after")
-    ratio = after.get("ratio") if isinstance(after, dict) else None
-    if isinstance(ratio, (int, float)) and ratio > _LINGERING:
-        yield _remark(
-            "warning", "capture.lingering", f"steps after the capture took {ratio:.2f}x those before it"
-        )
+    if not isinstance(after, dict) or after.get("verified") is not False:
+        return
+    ratio = after.get("ratio")
+    times = f"{ratio:.2f}x" if isinstance(ratio, (int, float)) else "longer than"
+    yield _remark("warning", "capture.lingering", f"steps after the capture took {times} those before it")
 
 
 @check
@@ -138,8 +157,8 @@ def coverage(analysis: Analysis, summary: Summary) -> Iterator[Quality]:
 
 
 def _reason(analysis: Analysis) -> str:
-    trace = analysis.timeline.trace
-    if not any(b'"Input Dims"' in bytes(raw) for raw in trace.ops.args[:2000]):
+    args = analysis.timeline.trace.ops.args
+    if not any(b'"Input Dims"' in bytes(args[i]) for i in range(min(len(args), _SAMPLED_OPS))):
         return ": the trace has no shapes (capture with record_shapes=True)"
     return ""
 
@@ -147,12 +166,13 @@ def _reason(analysis: Analysis) -> str:
 @check
 def graphs(analysis: Analysis, summary: Summary) -> Iterator[Quality]:
     """Kernels replayed from a graph share one launch and have no operator."""
-    device, total = analysis.timeline.trace.device, analysis.timeline.launches.dur_ns.sum()
-    if not len(device) or not total:
+    rows = analysis.timeline.launches
+    total, kernels = float(rows.dur_ns.sum()), (rows.kind == KERNEL) & (rows.launch_ts_ns >= 0)
+    if not total or not kernels.any():
         return
-    numbers, inverse, counts = np.unique(device.correlation, return_inverse=True, return_counts=True)
-    replayed = (counts[inverse] > 1) & (numbers[inverse] >= 0)
-    share = float(device.dur_ns[replayed].sum()) / float(total)
+    calls = np.stack([rows.track[kernels], rows.launch_ts_ns[kernels]])
+    _, call, shared = np.unique(calls, axis=1, return_inverse=True, return_counts=True)
+    share = float(rows.dur_ns[kernels][shared[call.reshape(-1)] > 1].sum()) / total
     if share > 0.01:
         yield _remark(
             "warning",
@@ -165,7 +185,8 @@ def graphs(analysis: Analysis, summary: Summary) -> Iterator[Quality]:
 @check
 def devices(analysis: Analysis, summary: Summary) -> Iterator[Quality]:
     """Several devices driven by one process."""
-    count = len(np.unique(analysis.timeline.launches.device))
+    numbers = np.unique(analysis.timeline.launches.device)
+    count = int((numbers >= 0).sum())
     if count > 1:
         yield _remark(
             "info", "device.several", f"this process drove {count} devices; GPU busy is that of the busiest"
@@ -177,7 +198,7 @@ def cpu_only(analysis: Analysis, summary: Summary) -> Iterator[Quality]:
     """Nothing ran on a device."""
     if analysis.timeline.cpu_only and len(analysis.timeline.launches):
         message = "no device work in the trace: CPU operators stand in for kernels"
-        properties: Any = analysis.timeline.trace.meta.get("deviceProperties")
+        properties = analysis.timeline.trace.meta.get("deviceProperties")
         if properties:
             message += (
                 ". The machine has a GPU: if it was in use, another profiler may have held it, or this is WSL"

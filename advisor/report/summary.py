@@ -34,26 +34,23 @@ def summarise(analysis: Analysis, groups: list[KernelGroup]) -> Summary:
     real_ms = analysis.real_step_ns / 1e6 if analysis.real_step_ns else None
     profiled_ms = analysis.profiled_step_ns / 1e6 if analysis.profiled_step_ns else None
     busy_ms = sum(analysis.busy_ns_per_step.values()) / 1e6 if analysis.step_count else None
-    bound = _bound_fractions(groups)
-    busy = _fraction(busy_ms, real_ms)
+    on_device = not analysis.timeline.cpu_only
     summary = Summary(
         verdict="",
         steps=analysis.step_count,
         step_time_ms=StepTime(
-            p50=profiled_ms,
+            p50=float(np.median(times)) if len(times) else None,
             p95=float(np.percentile(times, 95)) if len(times) else None,
             all=[float(t) for t in times],
         ),
         baseline_step_ms=analysis.baseline_ns / 1e6 if analysis.baseline_ns else None,
-        gpu_busy_fraction=None if analysis.timeline.cpu_only else busy,
-        gpu_busy_fraction_profiled=None if analysis.timeline.cpu_only else _fraction(busy_ms, profiled_ms),
-        gpu_busy_ms_per_step=None if analysis.timeline.cpu_only else busy_ms,
+        gpu_busy_fraction=_fraction(busy_ms, real_ms) if on_device else None,
+        gpu_busy_fraction_profiled=_fraction(busy_ms, profiled_ms) if on_device else None,
+        gpu_busy_ms_per_step=busy_ms if on_device else None,
         kernel_time_ms_per_step=_per_step(analysis, KERNEL, times=True),
         kernels_per_step=_per_step(analysis, KERNEL, times=False),
-        operator_time_ms_per_step=_per_step(analysis, CPU_OP, times=True)
-        if analysis.timeline.cpu_only
-        else None,
-        bound_time_fraction=bound,
+        operator_time_ms_per_step=None if on_device else _per_step(analysis, CPU_OP, times=True),
+        bound_time_fraction=_bound_fractions(groups),
         coverage=_coverage(analysis),
         roof_fraction=_roof_fraction(groups),
         flops_per_step=_total(g.flops for g in groups),
@@ -134,14 +131,17 @@ def _bound_fractions(groups: list[KernelGroup]) -> BoundTimeFraction:
 
 
 def _coverage(analysis: Analysis) -> Coverage:
-    rows = analysis.timeline.launches
-    total = float(rows.dur_ns.sum())
-    counted_ns = rows.dur_ns[analysis.counted].astype(np.float64)
-    own = float(counted_ns.sum())
-    costed = analysis.bounds.bound != BOUNDS.index("unknown")
+    rows, counted = analysis.timeline.launches, analysis.counted
+    # What crosses a link needs no cost: it is set against the link by its kind.
+    costed = analysis.costs.known | (analysis.bounds.bound != BOUNDS.index("unknown"))
+
+    def share(part: np.ndarray, whole: np.ndarray) -> float | None:
+        total = float(rows.dur_ns[whole].sum())
+        return float(rows.dur_ns[part & whole].sum()) / total if total else None
+
     return Coverage(
-        costed_time_fraction=float(counted_ns[costed[analysis.counted]].sum()) / own if own else None,
-        attributed_time_fraction=float(rows.dur_ns[rows.op >= 0].sum()) / total if total else None,
+        costed_time_fraction=share(costed, counted),
+        attributed_time_fraction=share(rows.op >= 0, np.ones(len(rows), bool)),
         orphan_time_fraction=analysis.timeline.orphan_time_fraction,
     )
 
@@ -169,19 +169,24 @@ def _mfu(analysis: Analysis, groups: list[KernelGroup], real_ms: float | None) -
 
 
 def _step_slices(analysis: Analysis) -> list[Slice]:
+    """The step on the device's clock; adds up to the real step.
+
+    Where the profiled device time is longer than the real step, what is exposed gives way first: waiting
+    for other ranks and copies stretch under the profiler, kernels hardly do.
+    """
     whole_ns = analysis.real_step_ns
     if not whole_ns or analysis.timeline.cpu_only:
         return []
-    parts = analysis.busy_ns_per_step
-    idle = max(whole_ns - sum(parts.values()), 0.0)
-    named = {
-        "compute": parts["compute"],
-        "exposed communication": parts["communication"],
-        "exposed copy": parts["copy"],
-        "idle": idle,
-    }
-    whole = sum(named.values())
-    return [Slice(name=k, time_ms_per_step=v / 1e6, fraction=v / whole) for k, v in named.items()]
+    slices, left_ns = [], whole_ns
+    for name, key in (
+        ("compute", "compute"),
+        ("exposed communication", "communication"),
+        ("exposed copy", "copy"),
+    ):
+        part_ns = min(analysis.busy_ns_per_step[key], left_ns)
+        slices.append(Slice(name=name, time_ms_per_step=part_ns / 1e6, fraction=part_ns / whole_ns))
+        left_ns -= part_ns
+    return [*slices, Slice(name="idle", time_ms_per_step=left_ns / 1e6, fraction=left_ns / whole_ns)]
 
 
 def _slices(pairs: Iterable[tuple[str, float]]) -> list[Slice]:
@@ -193,12 +198,6 @@ def _slices(pairs: Iterable[tuple[str, float]]) -> list[Slice]:
         Slice(name=name, time_ms_per_step=value, fraction=value / whole if whole else None)
         for name, value in sorted(sums.items(), key=lambda item: -item[1])
     ]
-
-
-def _bytes(group: KernelGroup) -> float | None:
-    if group.bytes_read is None or group.bytes_written is None:
-        return None
-    return group.bytes_read + group.bytes_written
 
 
 def _fraction(part: float | None, whole: float | None) -> float | None:

@@ -80,6 +80,7 @@ class Timeline:
         steady: bool (steps,), the steps that figures are taken from.
         modules: module paths.
         cpu_only: whether `launches` stands for host operators.
+        batches_per_optimizer_step: more than 1 where gradients are accumulated; a step is a batch.
     """
 
     trace: Trace
@@ -89,6 +90,7 @@ class Timeline:
     steady: np.ndarray
     modules: list[str]
     cpu_only: bool
+    batches_per_optimizer_step: int = 1
 
     @property
     def orphan_time_fraction(self) -> float | None:
@@ -175,20 +177,18 @@ def join(trace: Trace) -> Timeline:
     in_step = launches.step >= 0
     per_step = np.bincount(launches.step[in_step], minlength=len(steps))
     validating = np.bincount(launches.step[in_step & (launches.phase == VALIDATION)], minlength=len(steps))
+    cycle = trace.context.get("accumulate_grad_batches")
+    cycle = cycle if isinstance(cycle, int) and cycle > 1 else 1
     return Timeline(
         trace=trace,
         launches=launches,
         op_parent=nesting.parent,
         steps=steps,
-        steady=steady_steps(steps, per_step, validating > 0, cycle=_batches_per_optimizer_step(trace)),
+        steady=steady_steps(steps, per_step, validating > 0, cycle),
         modules=modules,
         cpu_only=cpu_only,
+        batches_per_optimizer_step=cycle,
     )
-
-
-def _batches_per_optimizer_step(trace: Trace) -> int:
-    cycle = trace.context.get("accumulate_grad_batches")
-    return cycle if isinstance(cycle, int) and cycle > 0 else 1
 
 
 def _device_rows(trace: Trace, nesting: Nesting) -> Launches:
