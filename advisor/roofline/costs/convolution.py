@@ -143,9 +143,15 @@ def transpose_forward(call: OpCall) -> Result:
 
 
 def _transposed(
-    call: OpCall, x: Tensor, w: Tensor, stride: Sequence[int], pad: Sequence[int], dilation: Sequence[int],
-    extra: Sequence[int], groups: int,
-) -> Result:  # fmt: skip
+    call: OpCall,
+    x: Tensor,
+    w: Tensor,
+    stride: Sequence[int],
+    pad: Sequence[int],
+    dilation: Sequence[int],
+    extra: Sequence[int],
+    groups: int,
+) -> Result:
     y = _transposed_out(x, w, stride, pad, dilation, extra, groups)
     if min(y) < 1:
         raise Unknown("sizes leave no output")
@@ -165,10 +171,12 @@ def _forward_cost(
     if not call.launches:
         return whole
     shapes = (x, problem.weight, y)
-    main = [launch for launch in call.launches if _is_main(launch)]
+    is_main = _main(call.launches)
+    main = [launch for launch, multiplies in zip(call.launches, is_main, strict=True) if multiplies]
     shares = iter(split(_on_pipe(whole, main, dtype, call), main) if main else ())
     return tuple(
-        next(shares) if _is_main(launch) else _beside(launch, shapes, width) for launch in call.launches
+        next(shares) if multiplies else _beside(launch, shapes, width, y)
+        for launch, multiplies in zip(call.launches, is_main, strict=True)
     )
 
 
@@ -197,9 +205,13 @@ def backward(call: OpCall) -> Result:
     return _gradients(call, problem, x, grad, w, wants_data=wanted[0], wants_weight=wanted[1])
 
 
-@cost("aten::cudnn_convolution_backward", "aten::miopen_convolution_backward",
-"aten::mkldnn_convolution_backward",
-      "aten::thnn_conv2d_backward", "aten::_slow_conv2d_backward")  # fmt: skip
+@cost(
+    "aten::cudnn_convolution_backward",
+    "aten::miopen_convolution_backward",
+    "aten::mkldnn_convolution_backward",
+    "aten::thnn_conv2d_backward",
+    "aten::_slow_conv2d_backward",
+)
 def old_backward(call: OpCall) -> Result:
     """Before PyTorch 1.11 each library had its own: input, gradient, weight, then the sizes."""
     x, grad, w = tensor(call, 0), tensor(call, 1), tensor(call, 2)
@@ -249,18 +261,31 @@ def _gradients(
         return Cost(
             sum(part.flops for part in wanted),
             size_grad + (size_w if wants_data else 0.0) + (size_x if wants_weight else 0.0),
-            sum(part.bytes_written for part in wanted), pipe,
-        )  # fmt: skip
+            sum(part.bytes_written for part in wanted),
+            pipe,
+        )
     parts = _gradient_parts(call.launches, wants_data, wants_weight)
     shares = {}
     for part, whole in (("dgrad", data), ("wgrad", weight)):
         members = [launch for launch, name in zip(call.launches, parts, strict=True) if name == part]
         shares[part] = iter(split(_on_pipe(whole, members, grad.dtype, call), members) if members else ())
     shapes = (x.shape, w.shape, grad.shape)
+    results = [
+        x.shape if part == "dgrad" else w.shape if part == "wgrad" else None for part in _looking_ahead(parts)
+    ]
     return tuple(
-        next(shares[part]) if part else _beside(launch, shapes, width)
-        for launch, part in zip(call.launches, parts, strict=True)
+        next(shares[part]) if part else _beside(launch, shapes, width, result or w.shape)
+        for launch, part, result in zip(call.launches, parts, results, strict=True)
     )
+
+
+def _looking_ahead(parts: Sequence[str]) -> list[str]:
+    """For each launch the part of the next multiplying kernel, its own included."""
+    ahead, following = [], next((part for part in reversed(parts) if part), "")
+    for part in reversed(parts):
+        following = part or following
+        ahead.append(following)
+    return ahead[::-1]
 
 
 def _gradient_parts(launches: Sequence[Launch], wants_data: bool, wants_weight: bool) -> list[str]:
@@ -269,7 +294,8 @@ def _gradient_parts(launches: Sequence[Launch], wants_data: bool, wants_weight: 
         roles.role(launch.name) if roles.role(launch.name) in ("dgrad", "wgrad") else ""
         for launch in launches
     ]
-    unnamed = [index for index, launch in enumerate(launches) if not named[index] and _is_main(launch)]
+    is_main = _main(launches)
+    unnamed = [index for index, part in enumerate(named) if not part and is_main[index]]
     if not wants_data or "dgrad" in named:
         rest = ["wgrad"] * len(unnamed)
     elif not wants_weight or "wgrad" in named:
@@ -281,27 +307,53 @@ def _gradient_parts(launches: Sequence[Launch], wants_data: bool, wants_weight: 
     return named
 
 
-def _is_main(launch: Launch) -> bool:
-    return roles.is_matrix(launch.name) or roles.role(launch.name) == "other"
+def _main(launches: Sequence[Launch]) -> list[bool]:
+    """Which launches multiply: the matrix kernels, or where none is known by name all of unknown part."""
+    matrix = [roles.is_matrix(launch.name) for launch in launches]
+    return matrix if any(matrix) else [roles.role(launch.name) == "other" for launch in launches]
 
 
-def _beside(launch: Launch, shapes: Sequence[tuple[int, ...]], width: float) -> Cost | None:
-    """A kernel that moves one of the tensors: which, its thread blocks tell.
+def _beside(
+    launch: Launch, shapes: Sequence[tuple[int, ...]], width: float, result: tuple[int, ...]
+) -> Cost | None:
+    """A kernel that prepares, moves or sums one of the tensors.
 
-    Layout kernels work on 32 x 32 tiles of (channels, positions), a block each.
+    Args:
+        launch: the kernel.
+        shapes: of the activation, the weight, and the output or its gradient.
+        width: bytes an element.
+        result: shape of what the multiplying kernel after it writes.
     """
     role = roles.role(launch.name)
     if role == "workspace":
         return Cost(0.0, 0.0, 0.0, "none")
+    if role == "clear":
+        return Cost(0.0, 0.0, width * math.prod(result), "none")
     if role == "sum_partials":
         moved = width * math.prod(shapes[1])
         return Cost(float(math.prod(shapes[1])), moved, moved)
-    if launch.grid_blocks is None:
-        moved = width * math.prod(shapes[0])
-        return Cost(0.0, moved, moved, "none") if len({math.prod(shape) for shape in shapes}) == 1 else None
-    tiles = {
-        shape: shape[0] * math.ceil(shape[1] / 32) * math.ceil(math.prod(shape[2:]) / 32) for shape in shapes
-    }
-    moved_shape = min(tiles, key=lambda shape: abs(math.log(tiles[shape] / max(1, launch.grid_blocks or 1))))
+    moved_shape = {"winograd_data": shapes[0], "winograd_filter": shapes[1], "winograd_output": result}.get(
+        role
+    )
+    if role == "layout":
+        moved_shape = _laid_out(launch.grid_blocks, shapes)
+    if moved_shape is None:
+        return None
     moved = width * math.prod(moved_shape)
     return Cost(0.0, moved, moved, "none")
+
+
+def _laid_out(blocks: int | None, shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...] | None:
+    """The tensor that a layout kernel moves: in 32 x 32 tiles of (channels, positions), a block each."""
+    if len({math.prod(shape) for shape in shapes}) == 1:
+        return shapes[0]
+    if not blocks or blocks < 0:
+        return None
+    distance = {
+        shape: abs(
+            math.log(shape[0] * math.ceil(shape[1] / 32) * math.ceil(math.prod(shape[2:]) / 32) / blocks)
+        )
+        for shape in shapes
+    }
+    nearest = min(shapes, key=lambda shape: distance[shape])
+    return nearest if distance[nearest] < math.log(8) else None

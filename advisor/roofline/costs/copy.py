@@ -54,11 +54,28 @@ def cast(call: OpCall) -> Cost:
     return _move(footprint(source), source.numel * itemsize(dtype))
 
 
-@cost("aten::clone", "aten::contiguous", "aten::roll", "aten::flip", "aten::rot90", "aten::_reshape_copy",
-"aten::lift_fresh",
-      "aten::alias_copy", "aten::view_copy", "aten::_reshape_alias_copy", "aten::channel_shuffle",
-      "aten::pixel_shuffle", "aten::pixel_unshuffle", "aten::tril", "aten::triu", "aten::tril_",
-      "aten::triu_", "aten::cudnn_grid_copy", "aten::resolve_conj", "aten::_conj_copy")  # fmt: skip
+@cost(
+    "aten::clone",
+    "aten::contiguous",
+    "aten::roll",
+    "aten::flip",
+    "aten::rot90",
+    "aten::_reshape_copy",
+    "aten::lift_fresh",
+    "aten::alias_copy",
+    "aten::view_copy",
+    "aten::_reshape_alias_copy",
+    "aten::channel_shuffle",
+    "aten::pixel_shuffle",
+    "aten::pixel_unshuffle",
+    "aten::tril",
+    "aten::triu",
+    "aten::tril_",
+    "aten::triu_",
+    "aten::cudnn_grid_copy",
+    "aten::resolve_conj",
+    "aten::_conj_copy",
+)
 def rearrange(call: OpCall) -> Cost:
     """As many elements out as in."""
     source = tensor(call, 0)
@@ -99,9 +116,16 @@ def sequence(call: OpCall) -> Cost:
     return _move(0.0, max(1, math.ceil((end - start) / step)) * itemsize(out.dtype))
 
 
-@cost("aten::cat", "aten::concat", "aten::stack", "aten::_cat", "aten::hstack", "aten::vstack",
-"aten::_foreach_copy_cat",
-      "aten::concatenate")  # fmt: skip
+@cost(
+    "aten::cat",
+    "aten::concat",
+    "aten::stack",
+    "aten::_cat",
+    "aten::hstack",
+    "aten::vstack",
+    "aten::_foreach_copy_cat",
+    "aten::concatenate",
+)
 def cat(call: OpCall) -> Cost:
     """Reads and writes every tensor of the list. Lists carry no dtype: the kernel's name tells the width."""
     listed = call.inputs[0]
@@ -120,9 +144,16 @@ def repeat(call: OpCall) -> Cost:
     return _move(footprint(source), source.numel * math.prod(integers(call, 1)) * itemsize(source.dtype))
 
 
-@cost("aten::constant_pad_nd", "aten::pad", "aten::reflection_pad1d", "aten::reflection_pad2d",
-"aten::replication_pad1d",
-      "aten::replication_pad2d", "aten::replication_pad3d", "aten::reflection_pad3d")  # fmt: skip
+@cost(
+    "aten::constant_pad_nd",
+    "aten::pad",
+    "aten::reflection_pad1d",
+    "aten::reflection_pad2d",
+    "aten::replication_pad1d",
+    "aten::replication_pad2d",
+    "aten::replication_pad3d",
+    "aten::reflection_pad3d",
+)
 def pad(call: OpCall) -> Cost:
     """Reads the input, writes the padded one: ``[left, right]`` pairs from the last dimension backwards."""
     source = tensor(call, 0)
@@ -142,8 +173,15 @@ def repeat_interleave(call: OpCall) -> Cost:
     return _move(footprint(source), source.numel * integer(call, 1) * itemsize(source.dtype))
 
 
-@cost("aten::slice_backward", "aten::select_backward", "aten::as_strided_scatter", "aten::slice_scatter",
-      "aten::select_scatter", "aten::diagonal_backward", "aten::unfold_backward")  # fmt: skip
+@cost(
+    "aten::slice_backward",
+    "aten::select_backward",
+    "aten::as_strided_scatter",
+    "aten::slice_scatter",
+    "aten::select_scatter",
+    "aten::diagonal_backward",
+    "aten::unfold_backward",
+)
 def scatter_view(call: OpCall) -> Cost:
     """Writes the gradient into a zeroed tensor of the view's base."""
     grad = tensor(call, 0)
@@ -152,9 +190,15 @@ def scatter_view(call: OpCall) -> Cost:
     return _move(footprint(source), size_bytes(shape, promote(grad)))
 
 
-@cost("aten::_foreach_copy_", "aten::split_with_sizes_copy", "aten::_chunk_cat", "aten::chunk_cat",
-"fsdp::all_gather_copy_in",
-      "fsdp::split_with_sizes_copy", "fsdp::chunk_cat")  # fmt: skip
+@cost(
+    "aten::_foreach_copy_",
+    "aten::split_with_sizes_copy",
+    "aten::_chunk_cat",
+    "aten::chunk_cat",
+    "fsdp::all_gather_copy_in",
+    "fsdp::split_with_sizes_copy",
+    "fsdp::chunk_cat",
+)
 def copy_lists(call: OpCall) -> Cost:
     """Copies lists of tensors: as much is read as is written, which is the largest argument's size."""
     names = (roles.element_dtype(launch.name) for launch in call.launches)

@@ -14,7 +14,7 @@ from advisor.roofline.costs.args import (
     tensor,
     text,
     vector_pipe,
-)  # fmt: skip
+)
 from advisor.roofline.costs.model import Cost, OpCall, Tensor
 from advisor.roofline.costs.registry import Result, assign, cost
 

@@ -13,7 +13,7 @@ from advisor.roofline.costs.args import (
     tensor,
     tensors,
     vector_pipe,
-)  # fmt: skip
+)
 from advisor.roofline.costs.conventions import ADD, EXP, FMA, LOG, MUL, SIGMOID
 from advisor.roofline.costs.model import Cost, OpCall
 from advisor.roofline.costs.registry import cost

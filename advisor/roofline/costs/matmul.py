@@ -13,9 +13,17 @@ from advisor.roofline.costs.traffic import gemm_reread
 
 
 def product(
-    call: OpCall, a: Tensor, b: Tensor, m: int, n: int, k: int, *, batch: int = 1, added: Tensor | None =
-    None, out_dtype: str | None = None,
-) -> Cost | tuple[Cost | None, ...]:  # fmt: skip
+    call: OpCall,
+    a: Tensor,
+    b: Tensor,
+    m: int,
+    n: int,
+    k: int,
+    *,
+    batch: int = 1,
+    added: Tensor | None = None,
+    out_dtype: str | None = None,
+) -> Cost | tuple[Cost | None, ...]:
     """The cost of ``batch`` products of ``m x k`` by ``k x n``, with an optional term added to the result.
 
     FLOPs ``2 batch m n k`` (Golub & Van Loan, Matrix Computations, 1.1.11); a complex multiply-add is four
@@ -28,11 +36,8 @@ def product(
 
     def main(launch: Launch | None) -> Cost:
         pipe = roles.matrix_pipe(launch.name if launch else "", a.dtype, call.settings)
-        again = (
-            batch * gemm_reread(call, launch, m, n, k, itemsize(a.dtype), itemsize(b.dtype))
-            if launch
-            else 0.0
-        )
+        widths = itemsize(a.dtype), itemsize(b.dtype)
+        again = batch * gemm_reread(call, launch, m, n, k, *widths) if launch else 0.0
         return Cost(flops, read + again, written, pipe, again)
 
     if not call.launches:
@@ -63,7 +68,7 @@ def _matrix(arg: Tensor, rank: int) -> Tensor:
     return arg
 
 
-def _mm(call: OpCall, first: int, added: Tensor | None = None, out_dtype: str | None = None):
+def _mm(call: OpCall, first: int, added: Tensor | None = None, out_dtype: str | None = None) -> Result:
     a, b = _matrix(tensor(call, first), 2), _matrix(tensor(call, first + 1), 2)
     if a.shape[1] != b.shape[0]:
         raise Unknown("inner sizes differ")
@@ -91,7 +96,7 @@ def addmm(call: OpCall) -> Result:
     return _mm(call, 1, added=tensor(call, 0))
 
 
-def _bmm(call: OpCall, first: int, added: Tensor | None = None, summed: bool = False):
+def _bmm(call: OpCall, first: int, added: Tensor | None = None, summed: bool = False) -> Result:
     a, b = _matrix(tensor(call, first), 3), _matrix(tensor(call, first + 1), 3)
     if a.shape[0] != b.shape[0] or a.shape[2] != b.shape[1]:
         raise Unknown("batch or inner sizes differ")

@@ -120,15 +120,21 @@ def _channels(x: Tensor) -> int:
 
 
 def _second_read(call: OpCall, names: str, read: float, written: float, channels: int) -> float:
-    """Bytes that cuDNN reads again where it visits a channel twice (no ``singleread`` in its name)."""
-    kernels = [launch for launch in call.launches if names in launch.name and "singleread" not in launch.name]
+    """Bytes that a kernel reads again where it visits a channel twice (no ``singleread`` in its name)."""
+    visits = (launch.name for launch in call.launches if "singleread" not in launch.name)
+    kernels = [name for name in visits if re.search(names, name)]
     return read * missed(call, (read + written) / channels, channels) if kernels else 0.0
 
 
-@cost("aten::cudnn_batch_norm", "aten::native_batch_norm", "aten::miopen_batch_norm",
-"aten::_native_batch_norm_legit",
-      "aten::_batch_norm_with_update", "aten::_native_batch_norm_legit_no_training",
-      "aten::_batch_norm_no_update")  # fmt: skip
+@cost(
+    "aten::cudnn_batch_norm",
+    "aten::native_batch_norm",
+    "aten::miopen_batch_norm",
+    "aten::_native_batch_norm_legit",
+    "aten::_batch_norm_with_update",
+    "aten::_native_batch_norm_legit_no_training",
+    "aten::_batch_norm_no_update",
+)
 def batch_forward(call: OpCall) -> Result:
     """In training statistics a channel, then scale and shift: each reads x; one kernel may do both."""
     x, weight = tensor(call, 0), optional(call, 1)
@@ -167,16 +173,19 @@ def _training(call: OpCall) -> bool:
     raise Unknown("training or not is not recorded")
 
 
-@cost("aten::cudnn_batch_norm_backward", "aten::native_batch_norm_backward",
-"aten::miopen_batch_norm_backward",
-      "aten::batch_norm_backward")  # fmt: skip
+@cost(
+    "aten::cudnn_batch_norm_backward",
+    "aten::native_batch_norm_backward",
+    "aten::miopen_batch_norm_backward",
+    "aten::batch_norm_backward",
+)
 def batch_backward(call: OpCall) -> Result:
     """Sums over dy and x for dweight and dbias, then dx from dy and x; one kernel may do both."""
     a, b = tensor(call, 0), tensor(call, 1)
     if a.shape != b.shape:
         raise Unknown("gradient and input differ in shape")
     per_channel, both, pipe = _channels(a) * 4.0, footprint(a) + footprint(b), vector_pipe(a.dtype)
-    again = _second_read(call, "bn_bw", both, _like(a), _channels(a))
+    again = _second_read(call, "bn_bw|::batch_norm_backward_kernel", both, _like(a), _channels(a))
     whole = Cost(
         float(_BATCH_BACKWARD * a.numel),
         both + 3 * per_channel + again,
@@ -197,8 +206,12 @@ def batch_backward(call: OpCall) -> Result:
     )
 
 
-@cost("aten::batch_norm_stats", "aten::batch_norm_update_stats", "aten::batch_norm_gather_stats_with_counts",
-      "aten::batch_norm_gather_stats")  # fmt: skip
+@cost(
+    "aten::batch_norm_stats",
+    "aten::batch_norm_update_stats",
+    "aten::batch_norm_gather_stats_with_counts",
+    "aten::batch_norm_gather_stats",
+)
 def batch_statistics(call: OpCall) -> Cost:
     """SyncBatchNorm's statistics: reads its input, writes two numbers a channel."""
     x = tensor(call, 0)

@@ -30,7 +30,7 @@ from advisor.roofline.costs.conventions import (
     SQRT,
     TANH,
     TRIG,
-)  # fmt: skip
+)
 from advisor.roofline.costs.model import Cost, OpCall
 from advisor.roofline.costs.registry import cost
 
@@ -79,9 +79,10 @@ _TO_BOOL = frozenset({
     "eq", "ne", "lt", "le", "gt", "ge", "logical_and", "logical_or", "logical_xor", "logical_not", "isnan",
     "isinf", "isfinite", "isclose", "signbit",
 })  # fmt: skip
-_TO_FLOAT = frozenset({"div", "true_divide", "divide", "reciprocal", "sqrt", "rsqrt", "exp", "log",
-                       "sigmoid", "tanh",
-                       "sin", "cos", "erf", "exp2", "expm1", "log2", "log10", "log1p"})  # fmt: skip
+_TO_FLOAT = frozenset({
+    "div", "true_divide", "divide", "reciprocal", "sqrt", "rsqrt", "exp", "exp2", "expm1", "log", "log2", "log10",
+    "log1p", "sigmoid", "tanh", "sin", "cos", "erf",
+})  # fmt: skip
 _NAMES = [
     f"aten::{name}{suffix}" for name in _OPERANDS for suffix in ("", "_") if not name.endswith("_backward_")
 ]

@@ -16,7 +16,7 @@ from advisor.roofline.costs.args import (
     tensor,
     text,
     vector_pipe,
-)  # fmt: skip
+)
 from advisor.roofline.costs.conventions import ADD, FMA, MUL
 from advisor.roofline.costs.model import Cost, OpCall, Tensor
 from advisor.roofline.costs.registry import cost
@@ -81,8 +81,13 @@ def average_pool(call: OpCall) -> Cost:
     return Cost(flops, footprint(x), size_bytes(shape, x.dtype), vector_pipe(x.dtype))
 
 
-@cost("aten::avg_pool2d_backward", "aten::avg_pool3d_backward", "aten::_adaptive_avg_pool2d_backward",
-      "aten::_adaptive_avg_pool3d_backward", "aten::adaptive_max_pool2d_backward")  # fmt: skip
+@cost(
+    "aten::avg_pool2d_backward",
+    "aten::avg_pool3d_backward",
+    "aten::_adaptive_avg_pool2d_backward",
+    "aten::_adaptive_avg_pool3d_backward",
+    "aten::adaptive_max_pool2d_backward",
+)
 def average_pool_backward(call: OpCall) -> Cost:
     """Reads the gradient, writes one of the input's size."""
     grad, x = tensor(call, 0), tensor(call, 1)
@@ -90,9 +95,13 @@ def average_pool_backward(call: OpCall) -> Cost:
     return Cost(flops, footprint(grad), x.numel * itemsize(x.dtype), vector_pipe(x.dtype))
 
 
-@cost("aten::_adaptive_avg_pool2d", "aten::_adaptive_avg_pool3d", "aten::adaptive_max_pool2d",
-"aten::adaptive_max_pool3d",
-      "aten::mkldnn_adaptive_avg_pool2d")  # fmt: skip
+@cost(
+    "aten::_adaptive_avg_pool2d",
+    "aten::_adaptive_avg_pool3d",
+    "aten::adaptive_max_pool2d",
+    "aten::adaptive_max_pool3d",
+    "aten::mkldnn_adaptive_avg_pool2d",
+)
 def adaptive_pool(call: OpCall) -> Cost:
     """The output size is an argument; the maximum also writes positions."""
     x, sizes = tensor(call, 0), integers(call, 1)

@@ -13,7 +13,7 @@ from advisor.roofline.costs.args import (
     tensor,
     text,
     vector_pipe,
-)  # fmt: skip
+)
 from advisor.roofline.costs.conventions import ADD, EXP, FMA, MUL
 from advisor.roofline.costs.model import Cost, OpCall, Tensor
 from advisor.roofline.costs.pointwise import elementwise_binary
@@ -32,9 +32,10 @@ _TO_BOOL = frozenset({"any", "all", "equal"})
 _TO_INDEX = frozenset({"argmax", "argmin", "count_nonzero"})
 _VALUES_AND_INDEX = frozenset({"max", "min", "median", "nanmedian", "mode"})
 _PAIRS = frozenset({"var_mean", "std_mean", "aminmax"})
-_SCANS = {"cumsum": ADD, "cumprod": MUL, "logcumsumexp": 2 * EXP, "cummax": 0, "cummin": 0,
-          "_cummax_helper": 0,
-          "_cummin_helper": 0, "_cumsum": ADD, "_cumprod": MUL}  # fmt: skip
+_SCANS = {
+    "cumsum": ADD, "cumprod": MUL, "logcumsumexp": 2 * EXP, "cummax": 0, "cummin": 0, "_cummax_helper": 0,
+    "_cummin_helper": 0, "_cumsum": ADD, "_cumprod": MUL,
+}  # fmt: skip
 
 
 def reduced_shape(x: Tensor, dims: str) -> tuple[int, ...]:
@@ -96,9 +97,11 @@ def distances(call: OpCall) -> Cost:
         raise Unknown("sizes differ")
     pairs = math.prod(a.shape[:-1]) * b.shape[-2]
     return Cost(
-        float((ADD + FMA) * pairs * a.shape[-1]), footprint(a) + footprint(b), pairs * itemsize(a.dtype),
+        float((ADD + FMA) * pairs * a.shape[-1]),
+        footprint(a) + footprint(b),
+        pairs * itemsize(a.dtype),
         vector_pipe(a.dtype),
-    )  # fmt: skip
+    )
 
 
 @cost("aten::histc", "aten::bincount", "aten::_histogramdd_bin_edges")

@@ -17,30 +17,29 @@ _WORDS = {
     "collective": r"^(void\s)?(nccl|rccl|msccl) cross_device_reduce (one|two)_shot_all_reduce "
     r"multimem_all_",
     "sum_partials": r"splitk.?reduce split_?k_kernel reduce_?split_?k splitk?_reduce _postgsu "
-    r"gemmk1_splitk "
-    r"execute_split_k splitkv_combine reduce_wgrad wrw_reduce nchw_reduction",
-    "workspace": r"init_device_workspace computeoffsets initialize_workspace",
+    r"gemmk1_splitk execute_split_k splitkv_combine reduce_wgrad wrw_reduce nchw_reduction",
+    "workspace": r"init_device_workspace compute\w*offsets initialize_workspace",
+    "clear": r"scalepackedtensor scaletensor",
+    "winograd_data": r"winograd(forward|wgrad|bwd)(data|delta)",
+    "winograd_filter": r"winograd(forward|wgrad|bwd)filter generatewinogradtiles",
+    "winograd_output": r"winograd(forward|wgrad|bwd)output",
     "layout": r"nchwtonhwc nhwctonchw nchw2nhwc nhwc2nchw batched_transpose transpose_readwrite "
-    r"tensor_?transform "
-    r"permute_ transpose_n krsctocrsk op_tensor_kernel subtensorop scalepackedtensor "
-    r"tensor_reorder im2col col2im "
-    r"cast_?tensor",
+    r"tensor_?transform permute_ transpose_n krsctocrsk op_tensor_kernel subtensorop tensor_reorder im2col "
+    r"im2d2col col2im col2im2d optensor cast_?tensor",
     "attention_delta": r"dot_do_o bwd_?preprocess ograd_?dot_?o compute_delta",
     "attention_convert": r"convert_?dq bwdpostprocess bwd_convert postprocess.*dq",
     "attention_dkdv": r"bwd_kernel_dk_dv bwd_dkdv",
     "attention_dq": r"bwd_kernel_dq\b bwd_kernel_dq_db bwd_dq\b",
-    "attention_backward": r"flash_bwd fmha_cutlassB fmha_?bwd sdpa.*bprop bwd_kernel_fuse "
-    r"flashattnbwd attention.*backward",
+    "attention_backward": r"flash_bwd fmha_cutlassB fmha_?bwd sdpa.*bprop bwd_kernel_fuse flashattnbwd "
+    r"attention.*backward",
     "attention": r"flash_fwd fmha sdpa.*fprop ^attn_fwd flashattnfwd flash:: flash_attn _sdpa_ attention",
     "wgrad": r"wgrad grad_weight_kernel backward_filter bwd_?weight bwd_?wrw _wrw convwrw wrw_",
-    "dgrad": r"dgrad bwd_?data backward_data conv_depthwise[23]d_backward_kernel igemm_bwd "
-    r"convbwd conv.*_bwd",
-    "convolution": r"fprop implicit_convolve conv_depthwise convolve winograd igemm_fwd "
-    r"miopen.*conv conv[23]d convfwd "
-    r"grouped_conv device_conv scudnn s\d+cudnn cudnn::cnn ::conv conv_",
-    "gemm": r"gemm nvjet ^cijk_ gemv cutlass.*tensorop cutlass_\d+_ wmma_ dot_kernel "
-    r"ampere_.*_\d+x\d+ kernel2< "
-    r"matmul triton_tem_ ^bmm_",
+    "dgrad": r"dgrad bwd_?data backward_data conv_depthwise[23]d_backward_kernel igemm_bwd convbwd "
+    r"conv.*_bwd",
+    "convolution": r"fprop implicit_convolve conv_depthwise convolve winograd igemm_fwd miopen.*conv "
+    r"conv[23]d convfwd grouped_conv device_conv scudnn s\d+cudnn cudnn::cnn ::conv conv_",
+    "gemm": r"gemm nvjet ^cijk_ gemv cutlass.*tensorop cutlass_\d+_ wmma_ dot_kernel ampere_.*_\d+x\d+ "
+    r"kernel2< matmul triton_tem_ ^bmm_",
     "sort": r"radix_?sort merge_?sort bitonicsort segmented_sort sortkv devicemerge blocksort",
     "scan": r"devicescan scan_by_key scan_innermost scan_outer devicecompact lookback_scan ::scan",
     "reduce": r"reduce_kernel devicereduce reduce_",
@@ -53,7 +52,9 @@ _MATRIX = frozenset({
 })  # fmt: skip
 _FAMILY_OF_ROLE = {
     "collective": "communication", "gemm": "matmul", "sum_partials": "matmul", "convolution": "convolution",
-    "dgrad": "convolution", "wgrad": "convolution", "layout": "copy", "attention": "attention",
+    "dgrad": "convolution", "winograd_data": "convolution", "winograd_filter": "convolution",
+    "winograd_output": "convolution", "clear": "memory", "wgrad": "convolution", "layout": "copy",
+    "attention": "attention",
     "attention_backward": "attention", "attention_dkdv": "attention", "attention_dq": "attention",
     "attention_delta": "attention", "attention_convert": "attention", "sort": "sort", "scan": "reduction",
     "reduce": "reduction",

@@ -24,9 +24,13 @@ def sort(call: OpCall) -> Result:
     keys = Cost(0.0, footprint(x), 0.0, "none")
     small = Cost(0.0, 0.0, 0.0, "none")
     return assign(
-        call, whole, (r"exclusivesum|init", small), (r"histogram|upsweep", keys),
-        (r"onesweep|downsweep|merge|blocksort|radix|segmented", one_pass), whole=whole,
-    )  # fmt: skip
+        call,
+        whole,
+        (r"exclusivesum|init", small),
+        (r"histogram|upsweep", keys),
+        (r"onesweep|downsweep|merge|blocksort|radix|segmented", one_pass),
+        whole=whole,
+    )
 
 
 @cost("aten::topk", "aten::kthvalue")
@@ -60,8 +64,13 @@ def unique(call: OpCall) -> Result:
     x = tensor(call, 0)
     one_pass = Cost(0.0, _pairs(x), _pairs(x), "none")
     keys = Cost(0.0, footprint(x), footprint(x), "none")
-    return assign(call, keys, (r"histogram|exclusivesum|init", Cost(0.0, footprint(x), 0.0, "none")),
-                  (r"onesweep|radix|merge|sort", one_pass), whole=keys)  # fmt: skip
+    return assign(
+        call,
+        keys,
+        (r"histogram|exclusivesum|init", Cost(0.0, footprint(x), 0.0, "none")),
+        (r"onesweep|radix|merge|sort", one_pass),
+        whole=keys,
+    )
 
 
 @cost("aten::nonzero", "aten::masked_select", "aten::nonzero_static")
