@@ -209,7 +209,10 @@ class TrainingAdvisor(_Root, *_lightning_bases(import_any=True)):  # type: ignor
             if trainer.is_global_zero:
                 notify.info("nothing is recorded under fast_dev_run")
             return
-        if trainer.global_rank not in self._recording_ranks(trainer):
+        ranks = self._recording_ranks(trainer)
+        if not ranks and trainer.is_global_zero:
+            notify.info(f"nothing is recorded: none of ranks={self.ranks} is among {trainer.world_size}")
+        if trainer.global_rank not in ranks:
             return
         self._folder, self._stage = folder, stage
 

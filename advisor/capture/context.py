@@ -199,18 +199,22 @@ def _package_version(*names: str) -> str | None:
     return None
 
 
+def nvidia_driver(text: str) -> str | None:
+    """The version in the text of ``/proc/driver/nvidia/version``, of the open or the closed module."""
+    found = re.search(r"Kernel Module\b.*?\s(\d+\.\d+(?:\.\d+)?)\s", text)
+    return found.group(1) if found else None
+
+
 def _driver_version() -> str | None:
-    for path, pattern in (
-        ("/proc/driver/nvidia/version", r"(?:Kernel Module.*?)\s(\d+\.\d+(?:\.\d+)?)\s"),
-        ("/sys/module/amdgpu/version", r"(\S+)"),
+    for path, parse in (
+        ("/proc/driver/nvidia/version", nvidia_driver),
+        ("/sys/module/amdgpu/version", str.strip),
     ):
         try:
             with open(path) as file:
-                found = re.search(pattern, file.read())
+                return parse(file.read())
         except OSError:
             continue
-        if found:
-            return found.group(1)
     return None
 
 

@@ -323,7 +323,7 @@ class Window:
         assert self._files is not None
         self._unmark()
         self._session.stop()
-        self._baseline_ms = _settled(self._clock.distances_ms())
+        self._baseline_ms = _settled(self._clock.distances_ms(), self._cycle)
         self._context = self._describe()
         self._session.write(self._files.raw)
         self._session.release()
@@ -433,10 +433,10 @@ class Window:
                 notify.info(f"while switching off: {type(error).__name__}: {error}")
 
 
-def _settled(step_ms: list[float]) -> list[float]:
+def _settled(step_ms: list[float], cycle: int) -> list[float]:
     """The latest half of the measured steps: the first ones warm caches up, compile and autotune."""
     keep = min(BASELINE_KEPT, max(BASELINE_MIN, math.ceil(len(step_ms) / 2)))
-    return step_ms[-keep:]
+    return step_ms[-max(keep, 2 * cycle) :]
 
 
 def _device_of(model: torch.nn.Module | None) -> torch.device:

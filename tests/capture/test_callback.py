@@ -463,6 +463,27 @@ def test_a_second_fit_in_one_process_records_nothing_and_says_so(pl, tmp_path, o
     assert ours() == []
 
 
+def test_two_advisors_in_one_trainer_record_once(pl, tmp_path, ours):
+    first, second = advisor(), advisor()
+    trainer = make_trainer(pl, tmp_path, first, second)
+    model = make_model(pl)
+
+    trainer.fit(model, rows(30))
+
+    assert first.trace_path is not None
+    assert second.trace_path is None
+    assert ours() == []
+    no_trace_left(model, trainer)
+
+
+def test_ranks_that_do_not_exist_are_said_to(pl, tmp_path, capsys):
+    callback = advisor(ranks=[5])
+    make_trainer(pl, tmp_path, callback).fit(make_model(pl), rows(20))
+
+    assert callback.trace_path is None
+    assert "none of ranks=[5]" in capsys.readouterr().err
+
+
 def test_a_read_only_folder_costs_one_warning(pl, tmp_path, ours):
     (tmp_path / "results").touch()
     model = make_model(pl)

@@ -13,6 +13,7 @@ from advisor.capture.context import (
     known,
     loader_context,
     module_context,
+    nvidia_driver,
     optimizer_context,
     parameter_context,
     torch_context,
@@ -111,3 +112,15 @@ def test_a_device_that_is_not_there_is_named_by_its_type_alone():
     assert device_context(torch.device("meta")) == {
         "type": "meta", "name": None, "total_memory_bytes": None, "index": None, "count": None,
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "version"),
+    [
+        ("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release Build", "580.65.06"),
+        ("NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.54  Tue Jun  6\nGCC version: 12.2.0", "535.54"),
+        ("something else", None),
+    ],
+)
+def test_the_driver_version_is_found_for_either_kernel_module(text, version):
+    assert nvidia_driver(text) == version
