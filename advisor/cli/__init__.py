@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import pkgutil
 import sys
 
@@ -46,10 +47,15 @@ def cli() -> None:
     """
 
 
+#: Set to anything, it lets an unexpected error show its traceback.
+DEBUG_VARIABLE = "TRAINING_ADVISOR_DEBUG"
+
+
 def main(args: list[str] | None = None) -> None:
-    """Run the command line; an `AdvisorError` becomes one line on stderr and its exit code."""
+    """Run the command line; an error becomes one line on stderr and an exit code."""
     try:
         cli.main(args=args, prog_name="advisor", standalone_mode=False)
+        sys.stdout.flush()
     except click.exceptions.Exit as stop:
         sys.exit(stop.exit_code)
     except click.Abort:
@@ -61,3 +67,23 @@ def main(args: list[str] | None = None) -> None:
     except AdvisorError as error:
         click.echo(f"advisor: {error}", err=True)
         sys.exit(error.exit_code)
+    except BrokenPipeError:
+        # The reader has left, as in `advisor ... | head`; the interpreter must not try to flush again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+    except Exception as error:
+        if os.environ.get(DEBUG_VARIABLE):
+            raise
+        click.echo(f"advisor: {_unexpected(error)}", err=True)
+        sys.exit(1)
+
+
+def _unexpected(error: Exception) -> str:
+    import traceback
+
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f" at {os.path.basename(frames[-1].filename)}:{frames[-1].lineno}" if frames else ""
+    return (
+        f"an error that should not happen: {type(error).__name__}: {error}{place}. "
+        f"Set {DEBUG_VARIABLE}=1 to see where it comes from, and please report it"
+    )

@@ -76,15 +76,18 @@ def command(
     to_stdout = "-" in (json_to, markdown_to)
     if output is None and not to_stdout:
         output = Path("report.html")
-    _check_outputs([output, json_to, markdown_to, launches_to], force)
 
     from advisor.report.build import analyze_files
     from advisor.report.hta import add_hta, require_hta
+    from advisor.report.launches import check_launches_path, write_launches
     from advisor.trace.sources import find_traces
 
+    files = find_traces(paths)
+    _check_outputs([output, json_to, markdown_to, launches_to], files, force)
+    if launches_to:
+        check_launches_path(launches_to)
     if hta:
         require_hta()
-    files = find_traces(paths)
     with _progress(len(files), hidden=quiet or to_stdout) as advance:
         report, analysis = analyze_files(
             files,
@@ -98,8 +101,6 @@ def command(
         with _spinner("Holistic Trace Analysis reads the same traces", hidden=quiet or to_stdout):
             add_hta(report, analysis)
     if launches_to:
-        from advisor.report.launches import write_launches
-
         write_launches(analysis, launches_to)
     _write_report(report, output, json_to, markdown_to)
     if not quiet and not to_stdout:
@@ -137,28 +138,38 @@ def _put(target: str, text: str) -> None:
         write_text(Path(target), text)
 
 
-def _check_outputs(targets: list[Path | str | None], force: bool) -> None:
+def _check_outputs(targets: list[Path | str | None], inputs: list[str], force: bool) -> None:
+    """Refuse, before any work is done, what cannot or must not be written."""
     from advisor.errors import UsageError
 
-    files = [Path(t) for t in targets if t is not None and str(t) != "-"]
-    if len(set(files)) < len(files):
+    if [str(target) for target in targets].count("-") > 1:
+        raise UsageError("--json and --markdown cannot both go to stdout: give one of them a file")
+    files = [Path(target) for target in targets if target is not None and str(target) != "-"]
+    places = [file.resolve() for file in files]
+    if len(set(places)) < len(places):
         raise UsageError("two outputs have the same name")
-    for file in files:
+    for file, place in zip(files, places, strict=True):
         if not file.parent.is_dir():
             raise UsageError(f"{file}: no folder {file.parent}")
+        if file.is_dir():
+            raise UsageError(f"{file} is a folder: give the name of a file")
+        if any("://" not in path and Path(path).resolve() == place for path in inputs):
+            raise UsageError(f"{file} is a trace to read: it would be overwritten")
         if file.exists() and not force:
             raise UsageError(f"{file} exists: give another name, or --force to overwrite it")
 
 
 @contextmanager
 def _progress(count: int, *, hidden: bool) -> Iterator[Callable[[str], None] | None]:
-    """A bar over files, shown only when there are several; gives a function to call before each file."""
+    """A bar over files, on a terminal and for several only; gives a function to call before each file."""
     if hidden or count < 2:
         yield None
         return
+    from rich.console import Console
     from rich.progress import Progress
 
-    with Progress(transient=True) as bar:
+    console = Console(stderr=True)
+    with Progress(transient=True, console=console, disable=not console.is_terminal) as bar:
         task = bar.add_task("reading traces", total=count)
         started = iter(range(count))
         yield lambda _file: bar.update(task, completed=next(started))

@@ -15,7 +15,7 @@ from advisor.report.analysis import Analysis, analyse_timeline
 from advisor.report.groups import kernel_groups
 from advisor.report.hta import add_hta, require_hta
 from advisor.report.model import DeviceInfo, Loss, Peak, Quality, RankSummary, Report, TraceFile, TraceInfo
-from advisor.report.quality import data_quality
+from advisor.report.quality import by_level, data_quality
 from advisor.report.summary import break_down, summarise
 from advisor.roofline.devices import Device
 from advisor.trace.events import KERNEL
@@ -81,6 +81,9 @@ def analyze_files(
 ) -> tuple[Report, Analysis]:
     """As `analyze`, over files already found; also gives the primary trace's analysis.
 
+    The primary trace is that of the lowest rank, or the first where none states its rank. Only its launches
+    are costed; the others are compared by time alone.
+
     Args:
         progress: called with each file's name before it is read.
     """
@@ -110,9 +113,9 @@ def analyze_files(
             f"none of {len(files)} files can be read as a trace; the first: {unreadable[0].message}"
         )
     report = build_report(primary)
-    report.data_quality = unreadable + report.data_quality
     if len(ranks) > 1:
         _add_ranks(report, ranks, traces)
+    report.data_quality = by_level(unreadable + report.data_quality)
     return report, primary
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import csv
+import importlib.util
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +19,20 @@ COLUMNS = (
     "ts_ns", "dur_ns", "stream", "name", "op", "op_id", "module", "phase", "step", "flops", "bytes_read",
     "bytes_written", "pipe", "intensity", "bound", "efficiency",
 )  # fmt: skip
+#: What a column holds, so that one of which nothing is known has its type too; the others are floats.
+_KINDS = {
+    **dict.fromkeys(("ts_ns", "dur_ns", "stream", "op_id", "step"), "int"),
+    **dict.fromkeys(("name", "op", "module", "phase", "pipe", "bound"), "text"),
+}
 
 
 def launch_rows(analysis: Analysis) -> Iterator[tuple[Any, ...]]:
     """Rows of `COLUMNS`; None where something is not known."""
     timeline, rows = analysis.timeline, analysis.timeline.launches
-    cost, bounds, names = analysis.costs, analysis.bounds, analysis.timeline.trace.names
-    number = timeline.steps.number
+    cost, bounds, number = analysis.costs, analysis.bounds, timeline.steps.number
+    # A broken file may hold half a surrogate pair, which no output format takes.
+    names = [name.encode("utf-8", "replace").decode() for name in timeline.trace.names]
+    op_names = timeline.trace.ops.name.tolist()
     columns = (
         rows.ts_ns, rows.dur_ns, rows.stream, rows.name, rows.op, rows.module, rows.phase, rows.step,
         cost.flops, cost.bytes_read, cost.bytes_written, cost.pipe, bounds.bound, bounds.efficiency,
@@ -38,7 +46,7 @@ def launch_rows(analysis: Analysis) -> Iterator[tuple[Any, ...]]:
             dur,
             stream if stream >= 0 else None,
             names[name],
-            timeline.op_name(op),
+            names[op_names[op]] if op >= 0 else None,
             op if op >= 0 else None,
             timeline.modules[module] if module >= 0 else None,
             PHASES[phase],
@@ -53,6 +61,20 @@ def launch_rows(analysis: Analysis) -> Iterator[tuple[Any, ...]]:
         )
 
 
+def check_launches_path(path: Path) -> None:
+    """Check that rows can be written under this name, before any work is done.
+
+    Raises:
+        UsageError: neither ``.csv`` nor ``.parquet``.
+        MissingExtraError: ``.parquet`` without pyarrow.
+    """
+    if path.suffix not in _WRITERS:
+        ending = path.suffix or "a file without an ending"
+        raise UsageError(f"{path}: --launches writes {' or '.join(_WRITERS)}, not {ending}")
+    if path.suffix == ".parquet" and importlib.util.find_spec("pyarrow") is None:
+        raise MissingExtraError("writing Parquet", "tables")
+
+
 def write_launches(analysis: Analysis, path: Path) -> None:
     """Write the rows as ``.csv`` or ``.parquet``, by the file's name.
 
@@ -60,29 +82,30 @@ def write_launches(analysis: Analysis, path: Path) -> None:
         UsageError: another ending, or the file cannot be written.
         MissingExtraError: Parquet without pyarrow.
     """
-    if path.suffix == ".csv":
-        with writing(path) as file:
-            writer = csv.writer(file)
-            writer.writerow(COLUMNS)
-            writer.writerows(launch_rows(analysis))
-    elif path.suffix == ".parquet":
-        _write_parquet(analysis, path)
-    else:
-        raise UsageError(
-            f"{path}: --launches writes .csv or .parquet, not {path.suffix or 'a file without ending'}"
-        )
+    check_launches_path(path)
+    _WRITERS[path.suffix](analysis, path)
+
+
+def _write_csv(analysis: Analysis, path: Path) -> None:
+    with writing(path) as file:
+        writer = csv.writer(file)
+        writer.writerow(COLUMNS)
+        writer.writerows(launch_rows(analysis))
 
 
 def _write_parquet(analysis: Analysis, path: Path) -> None:
-    try:
-        import pyarrow
-        from pyarrow import parquet
-    except ImportError as error:
-        raise MissingExtraError("writing Parquet", "tables") from error
+    import pyarrow
+    from pyarrow import parquet
+
+    kinds = {"text": pyarrow.string(), "int": pyarrow.int64(), "float": pyarrow.float64()}
+    schema = pyarrow.schema([(name, kinds[_KINDS.get(name, "float")]) for name in COLUMNS])
     columns = list(zip(*launch_rows(analysis), strict=True)) or [()] * len(COLUMNS)
-    table = pyarrow.table({name: list(column) for name, column in zip(COLUMNS, columns, strict=True)})
+    table = pyarrow.table([list(column) for column in columns], schema=schema)
     with writing(path, binary=True) as file:
         parquet.write_table(table, file)
+
+
+_WRITERS: dict[str, Callable[[Analysis, Path], None]] = {".csv": _write_csv, ".parquet": _write_parquet}
 
 
 def _known(value: float) -> float | None:

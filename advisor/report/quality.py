@@ -12,6 +12,7 @@ from advisor.trace.events import KERNEL
 
 Check = Callable[[Analysis, Summary], Iterator[Quality]]
 _CHECKS: list[Check] = []
+_LEVELS = ("error", "warning", "info")
 #: Operators that are looked at for shapes.
 _SAMPLED_OPS = 2000
 #: The profiler's own cost is worth a word from this ratio of profiled to real step time.
@@ -28,8 +29,12 @@ def check(function: Check) -> Check:
 
 def data_quality(analysis: Analysis, summary: Summary) -> list[Quality]:
     """All remarks, errors first."""
-    found = [remark for function in _CHECKS for remark in function(analysis, summary)]
-    return sorted(found, key=lambda q: ("error", "warning", "info").index(q.level))
+    return by_level([remark for function in _CHECKS for remark in function(analysis, summary)])
+
+
+def by_level(remarks: list[Quality]) -> list[Quality]:
+    """Errors first, then warnings, then the rest."""
+    return sorted(remarks, key=lambda remark: _LEVELS.index(remark.level))
 
 
 def _remark(level: str, code: str, message: str) -> Quality:
