@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import functools
 import json
 import platform
 import subprocess
@@ -22,6 +23,8 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
+#: Sizes that keep the whole benchmark within a few minutes.
+SIZES = {"gpt": ["--batch-size", "4"]}
 VARIANTS = {
     "without": ["--no-advisor"],
     "without_again": ["--no-advisor"],
@@ -31,8 +34,10 @@ VARIANTS = {
 
 
 def run(example: str, variant: str, args: argparse.Namespace, folder: str) -> dict[str, Any]:
-    command = [sys.executable, str(ROOT / "examples" / f"{example}.py"), "--json"]
+    command = [sys.executable, str(ROOT / "examples" / f"{example}.py"), "--json", "--deterministic"]
     command += ["--steps", str(args.steps), "--warmup-steps", str(args.warmup_steps)]
+    if on_gpu():
+        command += SIZES.get(example, [])
     command += ["--out", f"{folder}/{example}_{variant}", *VARIANTS[variant]]
     if args.lightning:
         command += ["--lightning", args.lightning]
@@ -42,6 +47,13 @@ def run(example: str, variant: str, args: argparse.Namespace, folder: str) -> di
         raise SystemExit(f"{' '.join(command)} failed:\n{done.stderr[-3000:]}")
     outcome = json.loads(done.stdout.strip().splitlines()[-1])
     return {**outcome, "wall_s": round(time.monotonic() - start, 1)}
+
+
+@functools.cache
+def on_gpu() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
 
 
 def device_and_versions() -> dict[str, Any]:

@@ -148,6 +148,7 @@ def parser(name: str, **defaults: Any) -> argparse.ArgumentParser:
     options.add_argument("--accumulate", type=int, default=1, help="batches per optimizer step")
     options.add_argument("--compile", action="store_true")
     options.add_argument("--fused", action="store_true", help="fused AdamW")
+    options.add_argument("--deterministic", action="store_true", help="the same losses in every run")
     options.add_argument("--seed", type=int, default=1)
     options.add_argument("--out", default="advisor_logs", help="folder for the traces and the report")
     options.add_argument("--losses-out", help="write every loss to this JSON file")
@@ -176,6 +177,7 @@ def run(args: argparse.Namespace, module: Any, data: Any) -> None:
         callbacks.append(advisor)
     if args.compile:
         module.model.compile()
+    torch.utils.deterministic.fill_uninitialized_memory = False  # no extra kernels for determinism's sake
     trainer = L.Trainer(
         max_epochs=1,
         callbacks=callbacks,
@@ -184,7 +186,7 @@ def run(args: argparse.Namespace, module: Any, data: Any) -> None:
         strategy=args.strategy,
         precision=args.precision,
         accumulate_grad_batches=args.accumulate,
-        deterministic="warn",
+        deterministic="warn" if args.deterministic else None,
         logger=False,
         enable_checkpointing=False,
         enable_progress_bar=False,
