@@ -27,7 +27,7 @@ def checked(arg: object) -> Tensor:
     """
     if not isinstance(arg, Tensor) or arg.dtype not in DTYPE_BYTES:
         raise Unknown("not a tensor of known dtype")
-    if any(size <= 0 for size in arg.shape) or arg.numel * DTYPE_BYTES[arg.dtype] > _MAX_BYTES:
+    if min(arg.shape, default=1) <= 0 or arg.numel * DTYPE_BYTES[arg.dtype] > _MAX_BYTES:
         raise Unknown("empty or impossible shape")
     if arg.strides is not None and (len(arg.strides) != len(arg.shape) or any(s < 0 for s in arg.strides)):
         raise Unknown("strides contradict the shape")

@@ -46,6 +46,7 @@ _FORWARD = {
     "aten::_efficient_attention_forward": _Layout(False, 9, cumulative=4, bias=3),
     "aten::_cudnn_attention_forward": _Layout(True, 10, cumulative=4, bias=3),
     "flash_attn::_flash_attn_forward": _Layout(False, 5),
+    "xformers::efficient_attention_forward_cutlass": _Layout(False, 10, cumulative=4, bias=3),
 }
 _BACKWARD = {
     "aten::_scaled_dot_product_flash_attention_backward": _Layout(True, 11, cumulative=6),

@@ -8,6 +8,7 @@ last tensor certainly is. One that is updated in place is counted as read.
 
 from __future__ import annotations
 
+import functools
 import re
 
 from advisor.roofline.costs.args import Unknown, checked, footprint, itemsize, vector_pipe
@@ -26,9 +27,13 @@ _OTHERS = {
     0, "all": 0,
 }  # fmt: skip
 _TABLE = {**{name: min(1, flops) for name, flops in FLOPS.items()}, **_OTHERS}
-_LONGEST_FIRST = re.compile("|".join(sorted((re.escape(name) for name in _TABLE), key=len, reverse=True)))
-
 _LOOK_UP = re.compile(r"embedding|index|gather|scatter")
+
+
+@functools.cache
+def _operator_names() -> re.Pattern[str]:
+    """Any operator of the table, the longest first; compiled on first use."""
+    return re.compile("|".join(sorted((re.escape(name) for name in _TABLE), key=len, reverse=True)))
 
 
 def flops_per_element(name: str) -> int:
@@ -36,7 +41,7 @@ def flops_per_element(name: str) -> int:
     fused = re.sub(r"^triton_\w+?_fused_?|_\d+$", "", name)
     total, position = 0, 0
     while position < len(fused):
-        found = _LONGEST_FIRST.match(fused, position)
+        found = _operator_names().match(fused, position)
         ends_word = found is not None and (found.end() == len(fused) or fused[found.end()] == "_")
         if found and ends_word:
             total += _TABLE[found[0]]
@@ -82,6 +87,8 @@ def _read(arg: Tensor, picks: int) -> float:
 @cost("triton_tem_*")
 def template(call: OpCall) -> Cost:
     """A matrix product: two matrices and a result whose sizes agree; epilogues are not counted."""
+    if "flex_attention" in call.name:
+        raise Unknown("its mask is code")
     arguments = [checked(arg) for arg in call.inputs if isinstance(arg, Tensor) and len(arg.shape) >= 2]
     if len(arguments) < 3:
         raise Unknown("arguments not recorded")

@@ -80,8 +80,8 @@ _TO_BOOL = frozenset({
     "isinf", "isfinite", "isclose", "signbit",
 })  # fmt: skip
 _TO_FLOAT = frozenset({
-    "div", "true_divide", "divide", "reciprocal", "sqrt", "rsqrt", "exp", "exp2", "expm1", "log", "log2", "log10",
-    "log1p", "sigmoid", "tanh", "sin", "cos", "erf",
+    "div", "true_divide", "divide", "reciprocal", "sqrt", "rsqrt", "exp", "exp2", "expm1", "log", "log2",
+    "log10", "log1p", "sigmoid", "tanh", "sin", "cos", "erf",
 })  # fmt: skip
 _NAMES = [
     f"aten::{name}{suffix}" for name in _OPERANDS for suffix in ("", "_") if not name.endswith("_backward_")

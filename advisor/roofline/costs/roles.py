@@ -45,7 +45,6 @@ _WORDS = {
     "reduce": r"reduce_kernel devicereduce reduce_",
     "elementwise": r"elementwise multi_tensor_apply",
 }
-_ROLES = tuple((name, re.compile("|".join(words.split()), re.I)) for name, words in _WORDS.items())
 _MATRIX = frozenset({
     "gemm", "convolution", "dgrad", "wgrad", "attention", "attention_backward", "attention_dkdv",
     "attention_dq",
@@ -59,24 +58,21 @@ _FAMILY_OF_ROLE = {
     "attention_delta": "attention", "attention_convert": "attention", "sort": "sort", "scan": "reduction",
     "reduce": "reduction",
 }  # fmt: skip
-_FAMILIES = tuple(
-    (label, re.compile(pattern, re.I))
-    for label, pattern in (
-        ("compiled", r"^triton_|triton_(poi|red|per|tem)_"),
-        ("optimizer", r"adam|sgd|multi_tensor_apply|lpnorm"),
-        ("norm", r"layer_?norm|batch_?norm|group_?norm|rms_?norm|bn_(fw|bw)"),
-        ("softmax", r"softmax"),
-        ("loss", r"nll_loss|cross_entropy|ctc_loss|mse_|bce_"),
-        ("dropout", r"dropout"),
-        ("pooling", r"pool|upsample"),
-        ("embedding", r"embedding"),
-        ("indexing", r"gather|scatter|index"),
-        ("random", r"distribution|random|philox"),
-        ("fft", r"fft"),
-        ("rnn", r"lstm|gru_|rnn"),
-        ("copy", r"catarray|copy_kernel|fillfunctor"),
-        ("pointwise", r"elementwise"),
-    )
+_FAMILIES = (
+    ("compiled", r"^triton_|triton_(poi|red|per|tem)_"),
+    ("optimizer", r"adam|sgd|multi_tensor_apply|lpnorm"),
+    ("norm", r"layer_?norm|batch_?norm|group_?norm|rms_?norm|bn_(fw|bw)"),
+    ("softmax", r"softmax"),
+    ("loss", r"nll_loss|cross_entropy|ctc_loss|mse_|bce_"),
+    ("dropout", r"dropout"),
+    ("pooling", r"pool|upsample"),
+    ("embedding", r"embedding"),
+    ("indexing", r"gather|scatter|index"),
+    ("random", r"distribution|random|philox"),
+    ("fft", r"fft"),
+    ("rnn", r"lstm|gru_|rnn"),
+    ("copy", r"catarray|copy_kernel|fillfunctor"),
+    ("pointwise", r"elementwise"),
 )
 #: First letter of the type triple in cuBLAS' nvjet kernels, that of A: ``tst`` is bf16 in, fp32 sum, bf16
 #: out.
@@ -97,10 +93,16 @@ _NO_TENSOR_CORE = re.compile(
 _TF32 = re.compile(r"tf32|xf32|s1688(?!.*(?:bf16|f16))|s1684|_sss_|_xb_", re.I)
 
 
+@functools.cache
+def _compiled_roles() -> tuple[tuple[str, re.Pattern[str]], ...]:
+    """Compiled on first use: importing the package has to be cheap."""
+    return tuple((name, re.compile("|".join(words.split()), re.I)) for name, words in _WORDS.items())
+
+
 @functools.lru_cache(maxsize=8192)
 def role(kernel: str) -> str:
     """The part that a kernel plays, such as ``gemm``, ``dgrad``, ``layout``; ``"other"`` if none is told."""
-    return next((name for name, pattern in _ROLES if pattern.search(kernel)), "other")
+    return next((name for name, pattern in _compiled_roles() if pattern.search(kernel)), "other")
 
 
 def is_transfer(kernel: str) -> bool:
@@ -117,7 +119,7 @@ def is_matrix(kernel: str) -> bool:
 def family(kernel: str) -> str:
     """The family of work that a kernel's name alone tells, ``"other"`` if none."""
     for label, pattern in _FAMILIES:
-        if pattern.search(kernel) and role(kernel) not in ("gemm", "collective"):
+        if re.search(pattern, kernel, re.I) and role(kernel) not in ("gemm", "collective"):
             return label
     return _FAMILY_OF_ROLE.get(role(kernel), "compiled" if "triton_" in kernel else "other")
 

@@ -159,3 +159,26 @@ def test_gradients_have_no_cost_when_sizes_contradict_each_other():
         kernels=["dgrad"],
     )
     assert launch_costs(wrong) == (None,)
+
+
+def test_only_the_multiplying_kernel_of_winograd_has_the_flops():
+    kernels = ["winogradForwardData4x4", "winogradForwardFilter4x4", "volta_sgemm_64x64_nt",
+               "winogradForwardOutput4x4"]  # fmt: skip
+    found = launch_costs(_backward(kernels, mask="[True, False, False]"))
+    assert [cost.flops > 0 for cost in found] == [False, False, True, False]
+
+
+def test_clearing_the_result_writes_what_the_next_kernel_computes():
+    clear_x, _, clear_w, _ = launch_costs(
+        _backward(
+            ["scalePackedTensor_kernel", "dgrad_engine", "scalePackedTensor_kernel", "wgrad_alg0_engine"]
+        )
+    )
+    assert (clear_x.bytes_read, clear_x.bytes_written) == (0, 2 * 32 * 64 * 112**2)
+    assert (clear_w.bytes_read, clear_w.bytes_written) == (0, 2 * 128 * 64 * 9)
+
+
+def test_a_kernel_of_unknown_part_beside_a_known_one_has_no_cost():
+    main, stranger = launch_costs(_backward(["dgrad_engine", "who_knows"], mask="[True, False, False]"))
+    assert main is not None
+    assert stranger is None
