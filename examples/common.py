@@ -139,6 +139,7 @@ def parser(name: str, **defaults: Any) -> argparse.ArgumentParser:
     options.add_argument("--warmup-steps", default="auto", help="batches before the window, or auto")
     options.add_argument("--capture-steps", type=int, default=3)
     options.add_argument("--report", action=argparse.BooleanOptionalAction, default=True)
+    options.add_argument("--modules", action=argparse.BooleanOptionalAction, default=True)
     options.add_argument("--ranks", default="first", choices=["first", "all"])
     options.add_argument("--batch-size", type=int, default=defaults.get("batch_size", 8))
     options.add_argument("--num-workers", type=int, default=2 if ON_GPU else 0)
@@ -172,6 +173,7 @@ def run(args: argparse.Namespace, module: Any, data: Any) -> None:
             warmup_steps=warmup,
             capture_steps=args.capture_steps,
             ranks=args.ranks,
+            modules=args.modules,
             report=args.report,
         )
         callbacks.append(advisor)
