@@ -11,6 +11,12 @@ from advisor.roofline.costs.model import DTYPE_BYTES, OpCall, Tensor
 SECTOR_BYTES = 32
 #: No device holds a petabyte: a larger tensor is a broken record.
 _MAX_BYTES = 1e15
+#: ``c10::ScalarType`` as an integer, the way traces record a ``dtype`` argument.
+_SCALAR_TYPES = {
+    0: "uint8", 1: "int8", 2: "int16", 3: "int32", 4: "int64", 5: "fp16", 6: "fp32", 7: "fp64", 8:
+    "complex32", 9: "complex64", 10: "complex128", 11: "bool", 15: "bf16", 23: "fp8", 24: "fp8", 25: "fp8",
+    26: "fp8",
+}  # fmt: skip
 _FLOAT_ORDER = ("fp4", "fp8", "fp16", "bf16", "fp32", "fp64")
 _INT_ORDER = ("uint8", "int4", "int8", "int16", "int32", "int64")
 
@@ -94,6 +100,16 @@ def booleans(call: OpCall, index: int) -> tuple[bool, ...]:
     if not values:
         raise Unknown("list not recorded")
     return values
+
+
+def named_dtype(call: OpCall, index: int) -> str | None:
+    """A recorded ``dtype`` argument; None if there is none."""
+    value = text(call, index)
+    if not value.isdigit():
+        return None
+    if int(value) not in _SCALAR_TYPES:
+        raise Unknown("dtype not recorded")
+    return _SCALAR_TYPES[int(value)]
 
 
 def itemsize(dtype: str) -> float:

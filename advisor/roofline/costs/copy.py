@@ -11,6 +11,7 @@ from advisor.roofline.costs.args import (
     integer,
     integers,
     itemsize,
+    named_dtype,
     optional,
     promote,
     size_bytes,
@@ -19,13 +20,6 @@ from advisor.roofline.costs.args import (
 )
 from advisor.roofline.costs.model import Cost, OpCall, Tensor
 from advisor.roofline.costs.registry import cost
-
-#: ``c10::ScalarType`` as an integer, the way traces record a ``dtype`` argument.
-SCALAR_TYPES = {
-    0: "uint8", 1: "int8", 2: "int16", 3: "int32", 4: "int64", 5: "fp16", 6: "fp32", 7: "fp64", 8:
-    "complex32", 9: "complex64", 10: "complex128", 11: "bool", 15: "bf16", 23: "fp8", 24: "fp8", 25: "fp8",
-    26: "fp8",
-}  # fmt: skip
 
 
 def _move(read: float, written: float) -> Cost:
@@ -45,13 +39,7 @@ def copy_(call: OpCall) -> Cost:
 def cast(call: OpCall) -> Cost:
     """Reads the source, writes it in the dtype that the call names (the same if it names none)."""
     source = tensor(call, 0)
-    dtype = source.dtype
-    if text(call, 1):
-        code = integer(call, 1)
-        if code not in SCALAR_TYPES:
-            raise Unknown("dtype not recorded")
-        dtype = SCALAR_TYPES[code]
-    return _move(footprint(source), source.numel * itemsize(dtype))
+    return _move(footprint(source), source.numel * itemsize(named_dtype(call, 1) or source.dtype))
 
 
 @cost(

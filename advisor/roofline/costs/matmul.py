@@ -6,7 +6,16 @@ import math
 from collections.abc import Callable
 
 from advisor.roofline.costs import roles
-from advisor.roofline.costs.args import Unknown, broadcast, footprint, itemsize, optional, size_bytes, tensor
+from advisor.roofline.costs.args import (
+    Unknown,
+    broadcast,
+    footprint,
+    itemsize,
+    named_dtype,
+    optional,
+    size_bytes,
+    tensor,
+)
 from advisor.roofline.costs.model import Cost, Launch, OpCall, Tensor
 from advisor.roofline.costs.registry import Result, cost, split
 from advisor.roofline.costs.traffic import gemm_reread
@@ -185,8 +194,8 @@ def outer(call: OpCall) -> Cost:
 
 @cost("aten::_scaled_mm")
 def scaled_mm(call: OpCall) -> Result:
-    """fp8 ``(m, k) @ (k, n)`` with scales; the result is 16-bit unless an fp8 output was asked for."""
-    return _mm(call, 0, out_dtype="bf16")
+    """fp8 ``(m, k) @ (k, n)`` with scales; without a recorded output dtype the result is taken as 16-bit."""
+    return _mm(call, 0, out_dtype=named_dtype(call, 6) or "bf16")
 
 
 @cost("aten::_grouped_mm", "aten::_scaled_grouped_mm")

@@ -9,6 +9,7 @@ from advisor.roofline.costs.args import (
     footprint,
     is_float,
     itemsize,
+    named_dtype,
     size_bytes,
     tensor,
     text,
@@ -62,6 +63,8 @@ def reduce(call: OpCall) -> Cost:
         dtype = "bool"
     elif name in _TO_INDEX or (name in ("sum", "prod") and not is_float(dtype)):
         dtype = "int64"
+    if name in ("sum", "mean", "nansum", "prod"):
+        dtype = named_dtype(call, position + 2) or dtype
     written = size_bytes(shape, dtype)
     if name in _VALUES_AND_INDEX and dims:
         written += size_bytes(shape, "int64")

@@ -7,9 +7,18 @@ cannot keep is fetched again (aten/src/ATen/native/cuda/SoftMax.cu; seen in an H
 
 from __future__ import annotations
 
-from advisor.roofline.costs.args import Unknown, flag, footprint, integer, itemsize, tensor, text, vector_pipe
+from advisor.roofline.costs.args import (
+    Unknown,
+    flag,
+    footprint,
+    integer,
+    itemsize,
+    named_dtype,
+    tensor,
+    text,
+    vector_pipe,
+)
 from advisor.roofline.costs.conventions import ADD, DIV, EXP, FMA, MUL
-from advisor.roofline.costs.copy import SCALAR_TYPES
 from advisor.roofline.costs.model import Cost, OpCall, Tensor
 from advisor.roofline.costs.registry import cost
 from advisor.roofline.costs.traffic import missed
@@ -52,7 +61,7 @@ def backward(call: OpCall) -> Cost:
     grad, y = tensor(call, 0), tensor(call, 1)
     if grad.shape != y.shape:
         raise Unknown("gradient and output differ in shape")
-    dtype = SCALAR_TYPES.get(integer(call, 3), "unknown") if text(call, 3).isdigit() else grad.dtype
+    dtype = named_dtype(call, 3) or grad.dtype
     per_element = EXP + FMA + ADD if "log" in call.name else ADD + FMA + MUL
     again = 0.0
     if _launched(call, _SINGLE_BLOCK_BACKWARD):

@@ -163,3 +163,12 @@ def test_a_product_template_is_a_product():
     assert (
         op_cost(call("triton_tem_fused_mm_3", ((64, 32), BF16), ((31, 16), BF16), ((64, 16), BF16))) is None
     )
+
+
+def test_a_sum_in_a_named_dtype_writes_that_dtype():
+    assert op_cost(call("aten::sum", ((4, 8), BF16), "[1]", "False", "6")).bytes_written == 4 * 4
+
+
+def test_a_named_dtype_that_is_new_to_us_leaves_the_cost_unknown():
+    assert op_cost(call("aten::_to_copy", ((4, 8), BF16), "99")) is None
+    assert op_cost(call("aten::_to_copy", ((4, 8), BF16), "6")).bytes_written == 4 * 32
