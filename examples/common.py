@@ -49,6 +49,17 @@ class Pool(torch.utils.data.Dataset):
         return tuple(tensor[picked] for tensor in self.tensors)
 
 
+def labelled_images(labels: torch.Tensor, size: int, generator: torch.Generator) -> torch.Tensor:
+    """Noise a little brighter the higher the label, as bytes: a quarter of the work for the loader."""
+    shape = (len(labels), 3, size, size)
+    images = torch.randint(200, shape, generator=generator) + 5 * labels.view(-1, 1, 1, 1)
+    return images.to(torch.uint8)
+
+
+def as_floats(images: torch.Tensor) -> torch.Tensor:
+    return images.float() / 127.5 - 1
+
+
 def as_is(batch: Any) -> Any:
     return batch
 

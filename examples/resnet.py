@@ -7,7 +7,7 @@ python examples/resnet.py --channels-last   the layout that tensor cores want
 from __future__ import annotations
 
 import torch
-from common import ON_GPU, Example, L, loader, parser, run
+from common import ON_GPU, Example, L, as_floats, labelled_images, loader, parser, run
 from torch import nn
 from torch.nn import functional as F
 
@@ -52,7 +52,7 @@ class ResNet(nn.Module):
         self.head = nn.Linear(inputs, classes)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.head(self.stages(self.stem(x)).mean((2, 3)))
+        return self.head(self.stages(self.stem(as_floats(x))).mean((2, 3)))
 
 
 def main() -> None:
@@ -66,7 +66,7 @@ def main() -> None:
     L.seed_everything(args.seed, verbose=False)
     generator = torch.Generator().manual_seed(args.seed)
     labels = torch.randint(10, (128,), generator=generator)
-    images = torch.randn(128, 3, args.image, args.image, generator=generator) + labels.view(-1, 1, 1, 1) / 10
+    images = labelled_images(labels, args.image, generator)
     model = ResNet(DEPTHS[args.size], args.width, 1000)
     if args.channels_last:
         model = model.to(memory_format=torch.channels_last)

@@ -6,7 +6,7 @@ python examples/vit.py                      on the GPU if there is one, else a t
 from __future__ import annotations
 
 import torch
-from common import ON_GPU, Example, L, loader, parser, run
+from common import ON_GPU, Example, L, as_floats, labelled_images, loader, parser, run
 from torch import nn
 from torch.nn import functional as F
 
@@ -43,7 +43,7 @@ class ViT(nn.Module):
         self.head = nn.Linear(width, classes)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = self.patches(x).flatten(2).transpose(1, 2) + self.positions
+        x = self.patches(as_floats(x)).flatten(2).transpose(1, 2) + self.positions
         return self.head(self.norm(self.blocks(x)).mean(1))
 
 
@@ -58,7 +58,7 @@ def main() -> None:
     L.seed_everything(args.seed, verbose=False)
     generator = torch.Generator().manual_seed(args.seed)
     labels = torch.randint(10, (128,), generator=generator)
-    images = torch.randn(128, 3, args.image, args.image, generator=generator) + labels.view(-1, 1, 1, 1) / 10
+    images = labelled_images(labels, args.image, generator)
     model = ViT(args.size, args.image, args.patch, 1000, args.dropout)
     run(args, Example(model, F.cross_entropy, args.fused), loader(args, images, labels))
 

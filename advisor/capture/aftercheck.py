@@ -27,6 +27,7 @@ class AfterCheck:
         self._baseline_ms = per_cycle_ms(baseline_ms, cycle)
         self._cycle = cycle
         self._settle = SETTLE_STEPS
+        self._tried = False
         self._finalized = False
         clock.clear()
 
@@ -45,10 +46,11 @@ class AfterCheck:
         after_ms = self._clock.distances_ms()
         if len(after_ms) < whole_cycles(AFTER_BATCHES, self._cycle):
             return False
-        if is_back(self._baseline_ms, per_cycle_ms(after_ms, self._cycle)) is not False or self._finalized:
+        if is_back(self._baseline_ms, per_cycle_ms(after_ms, self._cycle)) is not False or self._tried:
             return True
-        self._finalized = True
-        if not cupti.finalize():
+        self._tried = True
+        self._finalized = cupti.finalize()
+        if not self._finalized:
             return True
         self._settle = SETTLE_STEPS
         self._clock.clear()

@@ -115,7 +115,7 @@ class Session:
 
 def _trace_only() -> Any:
     """Skip the profiler's Python event objects, which we never read, where torch can (2.13)."""
-    from torch.profiler import _ExperimentalConfig
+    from torch._C._profiler import _ExperimentalConfig
 
     try:
         return _ExperimentalConfig(trace_only=True)

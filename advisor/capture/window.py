@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import math
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,10 +15,10 @@ from advisor.capture import _requirements as _requirements  # isort: skip
 
 import torch
 
-from advisor.capture import context as ctx
 from advisor.capture import notify, plan
 from advisor.capture.aftercheck import AfterCheck
 from advisor.capture.clock import StepClock
+from advisor.capture.loop import Loop
 from advisor.capture.output import Files, Worker
 from advisor.capture.plan import Ahead
 from advisor.capture.ranges import Instrument, ModuleRanges, OpenRanges, Phases
@@ -98,30 +99,23 @@ class Window:
         plan.check_counts(warmup_steps, capture_steps)
         self._dirpath = Path(dirpath)
         self._warmup = plan.SHARED_WARMUP if warmup_steps == "auto" and len(ranks) > 1 else warmup_steps
-        self._cycle = max(1, cycle)
-        self._capture = plan.whole_cycles(capture_steps, self._cycle)
-        self._model = model
-        self._optimizers = tuple(optimizers)
-        self._loader = loader
-        self._device = _device_of(model) if device is None else torch.device(device)
+        self._loop = Loop(model, optimizers, loader, device, cycle, context)
+        self._capture = plan.whole_cycles(capture_steps, self._loop.cycle)
         self._modules = modules
         self._report = report and rank == min(ranks)
         self._rank = rank
         self._ranks = tuple(ranks)
-        self._extra_context = context
         self._instruments: list[Instrument] = []
         self._allow_repeat = allow_repeat
 
         self.state = State.BASELINE
         self.ranges = OpenRanges()
         self.phases = Phases(self.ranges)
-        self._clock = StepClock(self._device.type)
+        self._clock = StepClock(self._loop.device.type)
         self._session: Session | None = None
         self._seen = 0
         self._first_step = 0
         self._count = 0
-        self._batch: list[list[Any]] | None = None
-        self._peak_before: int | None = None
         self._baseline_ms: list[float] = []
         self._check: AfterCheck | None = None
         self._warmed = 0
@@ -177,9 +171,9 @@ class Window:
 
     def note_batch(self, batch: Any) -> None:
         """Keep the shapes of the first batch that is recorded, not the batch."""
-        if self.recording and self._batch is None:
+        if self.recording:
             with self._guarded():
-                self._batch = ctx.batch_context(batch)
+                self._loop.note_batch(batch)
 
     def cut(self) -> None:
         """Something other than a step happened (validation, a new epoch): it is not timed as one."""
@@ -262,7 +256,7 @@ class Window:
             capture = plan.batches_to_capture(
                 ahead,
                 capture=self._capture,
-                cycle=self._cycle,
+                cycle=self._loop.cycle,
                 ready=self._is_ready(),
                 measured=self._seen - 1,
             )
@@ -272,7 +266,9 @@ class Window:
     def _is_ready(self) -> bool:
         if self._warmup != "auto":
             return self._seen >= self._warmup
-        return self._seen >= plan.AUTO_CAP or is_stable(per_cycle_ms(self._clock.distances_ms(), self._cycle))
+        return self._seen >= plan.AUTO_CAP or is_stable(
+            per_cycle_ms(self._clock.distances_ms(), self._loop.cycle)
+        )
 
     def _open(self, capture: int, here: int) -> None:
         if is_spent() and not self._allow_repeat:
@@ -290,13 +286,13 @@ class Window:
             self._give_up(f"nothing was recorded: cannot write to {files.folder} ({error}); set dirpath")
             return
         self._files, self._first_step, self._count, self._target = files, here, 0, plan.LEAD_BATCHES + capture
-        self._peak_before = ctx.peak_memory_bytes(self._device)
+        self._loop.note_peak_memory()
         self._warmed = self._seen
         self.state = State.RECORDING
         self._session = Session()
         self._session.start()
-        if self._modules and self._model is not None:
-            self._instruments.append(ModuleRanges(self._model, self.ranges))
+        if self._modules and self._loop.model is not None:
+            self._instruments.append(ModuleRanges(self._loop.model, self.ranges))
         for instrument in self._instruments:
             instrument.install()
         self.phases.on = True
@@ -321,32 +317,24 @@ class Window:
         """End the recording, write it out raw, and let go of everything that belongs to the loop."""
         assert self._session is not None
         assert self._files is not None
+        start_ns = time.perf_counter_ns()
         self._unmark()
         self._session.stop()
-        self._baseline_ms = _settled(self._clock.distances_ms(), self._cycle)
+        self._baseline_ms = _settled(self._clock.distances_ms(), self._loop.cycle)
         self._context = self._describe()
         self._session.write(self._files.raw)
         self._session.release()
+        self._context["window"]["pause_ms"] = round((time.perf_counter_ns() - start_ns) / 1e6, 1)
         self._forget_loop()
-        self._check = AfterCheck(self._clock, self._baseline_ms, self._cycle)
+        self._check = AfterCheck(self._clock, self._baseline_ms, self._loop.cycle)
         self.state = State.CHECKING
 
     def _describe(self) -> dict[str, Any]:
-        cycles_ms = per_cycle_ms(self._baseline_ms, self._cycle)
-        block: dict[str, Any] = {
-            "schema": ctx.SCHEMA,
-            **ctx.torch_context(self._device),
+        cycles_ms = per_cycle_ms(self._baseline_ms, self._loop.cycle)
+        return {
+            **self._loop.describe(),
             "rank": self._rank,
             "global_step": self._first_step,
-            "accumulate_grad_batches": self._cycle,
-            "optimizers": ctx.known(lambda: ctx.optimizer_context(self._optimizers)),
-            "parameters": ctx.known(lambda: ctx.parameter_context(self._optimizers)),
-            "loader": ctx.known(lambda: ctx.loader_context(self._loader)),
-            "batch": self._batch,
-            "peak_memory_bytes": {
-                "before": self._peak_before,
-                "in_window": ctx.peak_memory_bytes(self._device),
-            },
             "baseline": {
                 "step_ms": [round(value, 4) for value in self._baseline_ms],
                 "median_ms": median_ms(cycles_ms),
@@ -360,21 +348,13 @@ class Window:
                 "first_step": self._first_step,
             },
         }
-        if self._model is not None:
-            model = self._model
-            block.update(ctx.known(lambda: ctx.module_context(model)) or {})
-        if self._extra_context is not None:
-            extra = ctx.known(self._extra_context) or {}
-            block["versions"].update(extra.pop("versions", {}))
-            block.update(extra)
-        return block
 
     def _judge(self) -> None:
         """Note how fast the loop is now, say so if it is slower, and hand the recording to the worker."""
         assert self._check is not None
         assert self._files is not None
         after = self._context["after"] = self._check.outcome()
-        if after["verified"] is False and self._device.type != "cpu":
+        if after["verified"] is False and self._loop.device.type != "cpu":
             notify.warn(
                 f"steps take {after['ratio'] - 1:.0%} longer after the recording than before it; "
                 "restarting from a checkpoint brings the old speed back"
@@ -410,10 +390,7 @@ class Window:
 
     def _forget_loop(self) -> None:
         self._instruments = []
-        self._model = None
-        self._optimizers = ()
-        self._loader = None
-        self._extra_context = None
+        self._loop.forget()
 
     def _take_down(self) -> None:
         """Leave nothing behind: marks, profiler, references, half-written files."""
@@ -437,10 +414,3 @@ def _settled(step_ms: list[float], cycle: int) -> list[float]:
     """The latest half of the measured steps: the first ones warm caches up, compile and autotune."""
     keep = min(BASELINE_KEPT, max(BASELINE_MIN, math.ceil(len(step_ms) / 2)))
     return step_ms[-max(keep, 2 * cycle) :]
-
-
-def _device_of(model: torch.nn.Module | None) -> torch.device:
-    parameter = next(model.parameters(), None) if model is not None else None
-    if parameter is not None:
-        return parameter.device
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")

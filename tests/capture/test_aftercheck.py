@@ -88,6 +88,16 @@ def test_a_loop_that_stays_slower_is_reported_as_such(finalized):
     assert finalized == [1]
 
 
+def test_where_there_is_no_cupti_the_check_ends_at_once(monkeypatch):
+    monkeypatch.setattr(aftercheck.cupti, "finalize", lambda: False)
+    clock = FakeClock()
+    clock.step_ms = 14.0
+    check = AfterCheck(clock, [10.0] * 10, cycle=1)
+
+    assert steps_until_over(check) == SETTLE_STEPS + AFTER_BATCHES
+    assert check.outcome()["cupti_finalized"] is False
+
+
 def test_a_loop_that_ends_early_leaves_the_question_open(finalized):
     check = AfterCheck(FakeClock(), [10.0] * 10, cycle=1)
     check.step()

@@ -70,6 +70,7 @@ def test_a_plain_loop_is_recorded_with_its_phases_modules_and_context(loop, tmp_
     )
     assert names(trace, "advisor::module::") == [f"advisor::module::{n}" for n in (0, 1, 2)] * 4
     context = trace["training_advisor"]
+    assert context["window"].pop("pause_ms") > 0
     assert context["window"] == {"warmup_steps": 4, "capture_steps": 3, "first_step": 4}
     assert context["batch"] == [[[2, 4], "fp32", "cpu"]]
     assert context["parameters"][0] == {"shape": [8, 4], "dtype": "fp32", "count": 1}
