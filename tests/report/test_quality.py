@@ -1,0 +1,151 @@
+"""Remarks on how far the figures can be trusted: each one when it applies, and only then."""
+
+from __future__ import annotations
+
+import pytest
+
+from advisor.report.groups import kernel_groups
+from advisor.report.model import Quality
+from advisor.report.quality import data_quality
+from advisor.report.summary import summarise
+from advisor.trace.events import Loss
+from advisor.trace.link import join
+from tests.report.loops import SQUARE, analyse, loop
+from tests.trace.builder import Builder
+
+
+def remarks(builder: Builder, **options) -> dict[str, Quality]:
+    analysis = analyse(builder, **options)
+    found = data_quality(analysis, summarise(analysis, kernel_groups(analysis)))
+    assert len({remark.code for remark in found}) == len(found)
+    return {remark.code: remark for remark in found}
+
+
+def test_a_sound_capture_with_its_baseline_draws_no_remark() -> None:
+    assert remarks(loop(), baseline_step_ms=1.0) == {}
+
+
+def test_what_was_lost_in_reading_is_told_with_its_count() -> None:
+    from advisor.report.analysis import analyse_timeline
+
+    trace = loop().trace()
+    trace.losses.append(Loss("truncated", 1234, "the file breaks off"))
+    analysis = analyse_timeline(join(trace), baseline_step_ms=1)
+    (remark,) = data_quality(analysis, summarise(analysis, []))
+    assert (remark.code, remark.level) == ("read.truncated", "warning")
+    assert "1,234" in remark.message
+
+
+def test_a_trace_without_steps_says_what_per_step_means() -> None:
+    found = remarks(Builder().op("aten::mm", 0, 5, dims=[SQUARE, SQUARE]).launch("k", 1, at=10, dur=5))
+    assert "in the whole trace" in found["steps.none"].message
+    assert "baseline.unknown" not in found
+
+
+def test_inferred_steps_are_said_to_be() -> None:
+    builder = Builder()
+    for i in range(5):
+        builder.range("enumerate(DataLoader)#x", 100 * i, 5).launch("k", 100 * i + 50, at=100 * i + 60, dur=5)
+    assert "DataLoader" in remarks(builder)["steps.inferred"].message
+
+
+def test_steps_left_out_are_counted() -> None:
+    builder = loop(steps=5)
+    for k in range(50):
+        builder.launch("eval", 12_300 + k, at=12_400 + k, dur=1)
+    assert remarks(builder)["steps.irregular"].message.startswith("1 step")
+
+
+def test_a_single_steady_step_shows_no_spread() -> None:
+    assert "steps.single" in remarks(loop(steps=2), baseline_step_ms=1)
+
+
+def test_accumulated_gradients_are_mentioned() -> None:
+    assert "2 batches" in remarks(loop().context(accumulate_grad_batches=2))["steps.accumulated"].message
+
+
+def test_an_unknown_device_comes_with_the_way_out() -> None:
+    remark = remarks(loop(Builder(device="Abacus 3000")))["device.unknown"]
+    assert "Abacus 3000" in remark.message
+    assert "--device" in remark.message
+
+
+def test_without_a_baseline_figures_of_the_host_are_upper_bounds() -> None:
+    remark = remarks(loop())["baseline.unknown"]
+    assert remark.level == "warning"
+    assert "--baseline-step-ms" in remark.message
+
+
+def test_without_a_baseline_a_busy_device_is_less_in_doubt() -> None:
+    assert remarks(loop(mm_us=930))["baseline.unknown"].level == "info"
+
+
+def test_inflation_by_the_profiler_is_told() -> None:
+    assert "2.00x" in remarks(loop(), baseline_step_ms=0.5)["baseline.inflated"].message
+
+
+def test_a_baseline_shorter_than_the_devices_work_is_doubted() -> None:
+    found = remarks(loop(), baseline_step_ms=0.2)
+    assert found["baseline.too_short"].level == "warning"
+    assert "baseline.inflated" not in found
+
+
+@pytest.mark.parametrize(("verified", "told"), [(False, True), (True, False), (None, False)])
+def test_steps_that_stay_slower_after_the_capture_are_told(verified, told) -> None:
+    builder = loop().context(after={"ratio": 1.3, "verified": verified})
+    assert ("capture.lingering" in remarks(builder, baseline_step_ms=1)) is told
+
+
+@pytest.mark.parametrize(("orphaned_us", "level"), [(0, None), (10, "info"), (200, "warning")])
+def test_work_launched_before_the_trace_is_told_by_its_share(orphaned_us, level) -> None:
+    builder = loop()
+    if orphaned_us:
+        builder.work("left over", 1, orphaned_us, correlation=None)
+    found = remarks(builder, baseline_step_ms=1)
+    assert (found["join.orphans"].level if "join.orphans" in found else None) == level
+
+
+def test_uncosted_time_says_whether_shapes_are_missing() -> None:
+    without = Builder()
+    for i in range(3):
+        without.step(i, 1000 * i, 1000).op("aten::mm", 1000 * i, 50).launch(
+            "k", 1000 * i + 9, at=1000 * i + 99, dur=9
+        )
+    assert "record_shapes" in remarks(without)["cost.coverage"].message
+    partly = loop()
+    for i in range(3):
+        partly.launch("mystery", 10_200 + 1000 * i, at=10_600 + 1000 * i, dur=90)
+    message = remarks(partly)["cost.coverage"].message
+    assert message.startswith("21%")
+    assert "record_shapes" not in message
+
+
+def test_kernels_replayed_from_a_graph_are_told_and_numbers_used_twice_are_not() -> None:
+    graph = loop().call(12_300, correlation=900, name="cudaGraphLaunch")
+    for k in range(3):
+        graph.work("replayed", 12_600 + 20 * k, 10, correlation=900)
+    assert "join.graphs" in remarks(graph)
+    twice = loop()
+    for start in (11_300, 12_300):
+        twice.call(start, correlation=900).work("k", start + 300, 30, correlation=900)
+    assert "join.graphs" not in remarks(twice)
+
+
+def test_several_devices_are_told_but_an_unnumbered_one_is_none() -> None:
+    two = loop().launch("k", 11_300, at=11_600, dur=10, device=1)
+    assert "2 devices" in remarks(two)["device.several"].message
+    unnumbered = loop().launch("k", 11_300, at=11_600, dur=10, device=-1)
+    assert "device.several" not in remarks(unnumbered)
+
+
+def test_a_gpu_machine_without_device_work_is_a_warning_and_a_cpu_machine_is_not() -> None:
+    for device, level in (("NVIDIA H100 80GB HBM3", "warning"), (None, "info")):
+        builder = Builder(device=device).op("aten::mm", 0, 100, dims=[SQUARE, SQUARE])
+        assert remarks(builder)["device.none"].level == level
+
+
+def test_remarks_come_worst_first() -> None:
+    builder = loop(Builder(device="Abacus 3000"), steps=2).work("left over", 1, 5, correlation=None)
+    levels = [remark.level for remark in remarks(builder, baseline_step_ms=1).values()]
+    assert levels == sorted(levels, key=["error", "warning", "info"].index)
+    assert set(levels) == {"warning", "info"}

@@ -1,0 +1,202 @@
+"""Headline figures: as profiled and as it really runs."""
+
+from __future__ import annotations
+
+import pytest
+
+from advisor.report.analysis import Analysis
+from advisor.report.groups import kernel_groups
+from advisor.report.model import Breakdown, Summary
+from advisor.report.summary import break_down, summarise
+from tests.report.loops import MM_FLOPS, SQUARE, analyse, loop
+from tests.trace.builder import Builder
+
+
+def summary_of(analysis: Analysis) -> Summary:
+    return summarise(analysis, kernel_groups(analysis))
+
+
+def breakdown_of(analysis: Analysis) -> Breakdown:
+    return break_down(analysis, kernel_groups(analysis))
+
+
+def test_figures_as_profiled_without_a_baseline() -> None:
+    summary = summary_of(analyse(loop()))
+    assert summary.steps == 2
+    assert summary.step_time_ms.all == [1.0, 1.0]
+    assert (summary.step_time_ms.p50, summary.step_time_ms.p95) == (1.0, 1.0)
+    assert summary.baseline_step_ms is None
+    assert summary.gpu_busy_fraction == summary.gpu_busy_fraction_profiled == pytest.approx(0.34)
+    assert summary.kernel_time_ms_per_step == pytest.approx(0.34)
+    assert summary.kernels_per_step == 2
+
+
+def test_the_captures_baseline_takes_the_profilers_share_out() -> None:
+    analysis = analyse(loop().context(baseline={"median_ms": 0.4, "n": 20}))
+    summary = summary_of(analysis)
+    assert analysis.baseline_source == "capture"
+    assert summary.baseline_step_ms == pytest.approx(0.4)
+    assert summary.gpu_busy_fraction == pytest.approx(0.34 / 0.4)
+    assert summary.gpu_busy_fraction_profiled == pytest.approx(0.34)
+    assert summary.step_time_ms.p50 == 1.0
+
+
+def test_the_users_baseline_wins_over_the_captures() -> None:
+    builder = loop().context(baseline={"median_ms": 0.4})
+    analysis = analyse(builder, baseline_step_ms=0.5)
+    assert analysis.baseline_source == "user"
+    assert summary_of(analysis).baseline_step_ms == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize(
+    "block", [None, {}, {"median_ms": None}, {"median_ms": 0}, {"median_ms": "fast"}, [1]]
+)
+def test_a_baseline_that_is_no_number_is_not_known(block) -> None:
+    assert summary_of(analyse(loop().context(baseline=block))).baseline_step_ms is None
+
+
+@pytest.mark.parametrize("baseline_ms", [None, 5.0, 0.36, 0.34, 0.2])
+def test_the_steps_breakdown_adds_up_to_the_real_step(baseline_ms) -> None:
+    builder = loop()
+    # GIVEN besides, exposed communication and an exposed copy in each step
+    for i in range(3):
+        start = 10_000 + 1000 * i
+        builder.launch("ncclDevKernel_AllReduce", start + 100, at=start + 500, dur=50)
+        builder.launch(
+            "Memcpy HtoD (Pinned -> Device)", start + 110, at=start + 600, dur=20, cat="gpu_memcpy"
+        )
+    analysis = analyse(builder, baseline_step_ms=baseline_ms)
+    parts = {part.name: part for part in breakdown_of(analysis).step}
+    assert sum(p.time_ms_per_step for p in parts.values()) == pytest.approx(baseline_ms or 1.0)
+    assert sum(p.fraction for p in parts.values()) == pytest.approx(1.0)
+    assert all(p.time_ms_per_step >= 0 for p in parts.values())
+    assert parts["compute"].time_ms_per_step == pytest.approx(min(0.34, baseline_ms or 1))
+    assert 0 < summary_of(analysis).gpu_busy_fraction <= 1
+
+
+def test_communication_that_overlaps_compute_is_not_exposed() -> None:
+    builder = loop()
+    for i in range(3):
+        start = 10_000 + 1000 * i
+        builder.launch("ncclDevKernel_AllReduce", start + 100, at=start + 300, dur=150, stream=20)
+    parts = {part.name: part.time_ms_per_step for part in breakdown_of(analyse(builder)).step}
+    # Kernels work from 50 to 350 and from 360 to 400 µs into the step, the collective from 300 to 450.
+    assert parts["exposed communication"] == pytest.approx(0.06)
+    assert parts["compute"] == pytest.approx(0.34)
+
+
+def test_a_host_that_runs_ahead_does_not_hide_a_busy_device() -> None:
+    # GIVEN steps of 100 µs on the host, each with 340 µs of kernels that queue up
+    builder = Builder()
+    for i in range(4):
+        builder.step(i, 1000 + 100 * i, 100)
+        builder.op("aten::mm", 1000 + 100 * i, 50, dims=[SQUARE, SQUARE])
+        builder.launch("gemm", 1010 + 100 * i, at=1020 + 340 * i, dur=340)
+    analysis = analyse(builder)
+    summary = summary_of(analysis)
+    assert analysis.busier_side == "device"
+    assert summary.step_time_ms.p50 == pytest.approx(0.34)
+    assert summary.gpu_busy_fraction == pytest.approx(1.0)
+
+
+def test_shares_by_bound_add_up_to_one() -> None:
+    builder = loop()
+    for i in range(3):
+        builder.launch("mystery", 10_200 + 1000 * i, at=10_600 + 1000 * i, dur=10)
+    bound = summary_of(analyse(builder)).bound_time_fraction
+    shares = [getattr(bound, name) for name in bound.__struct_fields__]
+    assert sum(shares) == pytest.approx(1.0)
+    assert bound.compute == pytest.approx(300 / 350)
+    assert bound.unknown == pytest.approx(10 / 350)
+
+
+def test_breakdowns_by_phase_and_family_cover_all_device_time() -> None:
+    found = breakdown_of(analyse(loop()))
+    for slices in (found.phase, found.family):
+        assert sum(part.fraction for part in slices) == pytest.approx(1.0)
+        assert sum(part.time_ms_per_step for part in slices) == pytest.approx(0.34)
+
+
+def test_coverage_counts_costed_attributed_and_orphaned_time() -> None:
+    builder = loop().work("left over", 9_000, 113, correlation=None)
+    for i in range(3):
+        builder.launch("mystery", 10_200 + 1000 * i, at=10_600 + 1000 * i, dur=60)
+    coverage = summary_of(analyse(builder)).coverage
+    everything = 3 * 400 + 113
+    assert coverage.costed_time_fraction == pytest.approx(340 / 400)
+    assert coverage.attributed_time_fraction == pytest.approx(3 * 340 / everything)
+    assert coverage.orphan_time_fraction == pytest.approx(113 / everything)
+
+
+def test_costs_are_known_even_where_the_roofs_are_not() -> None:
+    summary = summary_of(analyse(loop(Builder(device="Abacus 3000"))))
+    assert summary.coverage.costed_time_fraction == pytest.approx(1.0)
+    assert summary.bound_time_fraction.unknown == pytest.approx(1.0)
+    assert summary.flops_per_step >= MM_FLOPS
+    assert summary.mfu is None
+    assert "roofs are not known" in summary.verdict
+
+
+def test_utilisation_is_matrix_flops_over_the_peak_and_the_real_step() -> None:
+    analysis = analyse(loop(), baseline_step_ms=0.5)
+    peak = analysis.device.peak("tensor_bf16")
+    assert summary_of(analysis).mfu == pytest.approx(MM_FLOPS / peak / 0.5e-3)
+
+
+def test_accumulated_batches_are_averaged_not_medianed() -> None:
+    # GIVEN a cycle of two batches, of which the second steps the optimizer
+    builder = Builder().context(accumulate_grad_batches=2)
+    start = 0
+    for i, length in enumerate((100, 100, 300, 100, 300)):
+        builder.step(i, start, length).launch("k", start + 5, at=start + 10, dur=5)
+        start += length
+    analysis = analyse(builder)
+    assert analysis.step_count == 4
+    assert analysis.profiled_step_ns == pytest.approx(200_000)
+
+
+@pytest.mark.parametrize(
+    ("peaks", "expected"),
+    [
+        ({"before": 5, "in_window": 9}, 9),
+        ({"before": None, "in_window": 7}, 7),
+        ({}, None),
+        (None, None),
+        (3, None),
+    ],
+)
+def test_peak_memory_is_the_greater_of_before_and_in_the_window(peaks, expected) -> None:
+    assert summary_of(analyse(loop().context(peak_memory_bytes=peaks))).peak_memory_bytes == expected
+
+
+def test_the_verdict_of_a_host_bound_loop_hedges_without_a_baseline() -> None:
+    assert "as profiled" in summary_of(analyse(loop())).verdict
+    assert "as profiled" not in summary_of(analyse(loop(), baseline_step_ms=0.9)).verdict
+
+
+def test_the_verdict_names_the_kernels_where_the_device_is_busy() -> None:
+    verdict = summary_of(analyse(loop(), baseline_step_ms=0.35)).verdict
+    assert "its kernels limit this loop" in verdict
+    assert "compute-bound" in verdict
+
+
+def test_on_the_cpu_operators_stand_in_and_no_gpu_figure_is_made_up() -> None:
+    builder = Builder(device=None)
+    for i in range(3):
+        builder.step(i, 1000 * i, 1000).op("aten::mm", 1000 * i + 10, 600, dims=[SQUARE, SQUARE])
+    analysis = analyse(builder)
+    summary = summary_of(analysis)
+    assert summary.cpu_only
+    assert (summary.gpu_busy_fraction, summary.gpu_busy_fraction_profiled, summary.gpu_busy_ms_per_step) == (
+        None, None, None,
+    )  # fmt: skip
+    assert summary.operator_time_ms_per_step == pytest.approx(0.6)
+    assert breakdown_of(analysis).step == []
+    assert "CPU" in summary.verdict
+
+
+def test_a_trace_without_anything_says_so() -> None:
+    summary = summary_of(analyse(Builder().step(1, 0, 10)))
+    assert summary.verdict == "No device work was recorded, so there is nothing to classify."
+    assert summary.bound_time_fraction.memory is None
+    assert summary.coverage.costed_time_fraction is None
