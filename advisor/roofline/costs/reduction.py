@@ -29,6 +29,7 @@ _REDUCTIONS = {
     "count_nonzero": (0, 1), "median": (0, 1), "nanmedian": (0, 1), "mode": (0, 1), "aminmax": (0, 1),
     "trace": (ADD, 9), "equal": (0, 9),
 }  # fmt: skip
+_WITH_DTYPE = frozenset({"sum", "nansum", "mean", "prod"})
 _TO_BOOL = frozenset({"any", "all", "equal"})
 _TO_INDEX = frozenset({"argmax", "argmin", "count_nonzero"})
 _VALUES_AND_INDEX = frozenset({"max", "min", "median", "nanmedian", "mode"})
@@ -56,15 +57,17 @@ def reduce(call: OpCall) -> Cost:
         return elementwise_binary(call, 0)
     per_element, position = _REDUCTIONS.get(name, (ADD, 1))
     x = tensor(call, 0)
-    dims = text(call, position)
+    # ``sum(x, dtype)`` has no dimensions: its second argument is the dtype.
+    is_total = name in _WITH_DTYPE and len(call.inputs) == 2
+    dims = "" if is_total else text(call, position)
     shape = reduced_shape(x, dims if dims.lower() not in ("true", "false", "none") else "")
     dtype = x.dtype
     if name in _TO_BOOL:
         dtype = "bool"
     elif name in _TO_INDEX or (name in ("sum", "prod") and not is_float(dtype)):
         dtype = "int64"
-    if name in ("sum", "mean", "nansum", "prod"):
-        dtype = named_dtype(call, position + 2) or dtype
+    if name in _WITH_DTYPE:
+        dtype = named_dtype(call, 1 if is_total else 3) or dtype
     written = size_bytes(shape, dtype)
     if name in _VALUES_AND_INDEX and dims:
         written += size_bytes(shape, "int64")

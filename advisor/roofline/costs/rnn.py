@@ -27,10 +27,10 @@ def forward(call: OpCall) -> Cost:
     ...
     """
     x = tensor(call, 0)
-    mode_at = next((i for i in (6, 5) if text(call, i) in ("0", "1", "2", "3")), -1)
-    if mode_at < 0 or len(x.shape) != 3:
-        raise Unknown("mode or packed sizes not recorded")
     has_projection = "cudnn" in call.name
+    mode_at = 6 if has_projection else 5
+    if text(call, mode_at) not in ("0", "1", "2", "3") or len(x.shape) != 3:
+        raise Unknown("mode or packed sizes not recorded")
     hidden, layers = integer(call, mode_at + 1), integer(call, mode_at + (3 if has_projection else 2))
     directions = 2 if flag(call, mode_at + (7 if has_projection else 6)) else 1
     gates = _GATES[integer(call, mode_at)]
