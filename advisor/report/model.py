@@ -24,78 +24,113 @@ class Struct(msgspec.Struct):
 class Loss(Struct, kw_only=True):
     """Something the reader could not use, or had to repair."""
 
+    #: Short code, e.g. ``truncated``.
     kind: str
+    #: Events, or bytes where `detail` says so.
     count: int
+    #: What happened, for a reader.
     detail: str = ""
 
 
 class TraceFile(Struct, kw_only=True):
     """One file that the report was made from."""
 
+    #: As given: a path, a URL, or ``-`` for stdin.
     path: str
+    #: As stored, so packed for a .gz; null for stdin.
     size_bytes: int | None
+    #: Events in the file, of every kind.
     events: int
+    #: By the file's own word, else by its name; null if neither says.
     rank: int | None = None
+    #: What could not be read or had to be repaired; empty for a sound file.
     losses: list[Loss] = []
 
 
 class TraceInfo(TraceFile, kw_only=True):
     """The primary trace; with several ranks, `files` has them all."""
 
+    #: Ranks in the job; null if the trace does not say.
     world_size: int | None = None
+    #: Every file that was read, by rank.
     files: list[TraceFile] = []
 
 
 class Peak(Struct, kw_only=True):
     """One roof of the device: a rate and the intensity at which it meets the memory roof."""
 
+    #: The unit that computes: ``tensor_bf16``, ``vector_fp32``, ...
     pipe: str
+    #: Dense FLOP/s.
     flops_per_s: float
+    #: FLOP/byte at which the pipe's roof meets the memory's.
     ridge_flops_per_byte: float
+    #: Where the figure comes from.
     source: str
 
 
 class DeviceInfo(Struct, kw_only=True):
-    """The device and its roofs. Bandwidth and peaks are None / empty for an unknown device."""
+    """The device and its roofs."""
 
+    #: As the trace or the driver names it.
     name: str
-    #: Row of devices.toml that it was matched to, or None.
+    #: Row of devices.toml that it was matched to, or null.
     matched: str | None = None
     #: "datasheet", "measured" (on this device), "user" (a TOML of the user's) or "unknown".
     roofs: str = "unknown"
+    #: One entry a pipe; empty for an unknown device.
     peaks: list[Peak] = []
+    #: Of the device's memory; null for an unknown device.
     bandwidth_bytes_per_s: float | None = None
+    #: Where the figure comes from.
     bandwidth_source: str = ""
+    #: As the driver reported it, else nominal; null if neither is known.
     memory_bytes: int | None = None
+    #: L2 cache; null if not known.
     l2_bytes: int | None = None
+    #: Streaming multiprocessors, compute units, or cores of a CPU; null if not known.
     sms: int | None = None
+    #: Between host and device, in one direction; null if not known.
     link_bytes_per_s: float | None = None
+    #: Where the figure comes from.
     link_source: str = ""
 
 
 class StepTime(Struct, kw_only=True):
     """Distance between successive steps on the busier side, host or device; as profiled."""
 
+    #: Median of `all`, in ms; null without steps.
     p50: float | None
+    #: 95th percentile of `all`, in ms; null without steps.
     p95: float | None
+    #: Every steady step, in ms, in time order.
     all: list[float] = []
 
 
 class BoundTimeFraction(Struct, kw_only=True):
     """Share of the summed device time by bound. Adds up to 1 where there is device time."""
 
+    #: Memory-bound; null without device time, as are the others.
     memory: float | None = None
+    #: Compute-bound.
     compute: float | None = None
+    #: Collectives.
     communication: float | None = None
+    #: Copies over a link: host to device and back, between devices.
     copy: float | None = None
+    #: Without a cost, or without a roof to set it against.
     unknown: float | None = None
 
 
 class Coverage(Struct, kw_only=True):
     """How much of the device time the figures stand on."""
 
+    #: Share of the steady steps' device time that has FLOPs and bytes, or crosses a link; null without device
+    #: time.
     costed_time_fraction: float | None = None
+    #: Share of all device time whose launch lies in a host operator; null without device time.
     attributed_time_fraction: float | None = None
+    #: Share of all device time whose launch is not in the trace; null without device time.
     orphan_time_fraction: float | None = None
 
 
@@ -104,29 +139,38 @@ class Summary(Struct, kw_only=True):
 
     #: The report's first sentence: what bounds the loop.
     verdict: str
+    #: Steady steps that the figures are taken from.
     steps: int
+    #: As profiled.
     step_time_ms: StepTime
-    #: Step time without the profiler, from the capture's baseline or the user; None if not known.
+    #: Step time without the profiler, from the capture's baseline or the user; null if not known.
     baseline_step_ms: float | None = None
     #: Share of the real step that the device works; against the baseline where it is known.
     gpu_busy_fraction: float | None = None
     #: The same, as the profiled trace shows it.
     gpu_busy_fraction_profiled: float | None = None
+    #: Length of the union of a step's device work, in ms; null on a run without a device.
     gpu_busy_ms_per_step: float | None = None
     #: Kernels launched by a step, their durations summed; copies and memsets are not kernels.
     kernel_time_ms_per_step: float | None = None
+    #: Kernels launched by a step; null without steps.
     kernels_per_step: float | None = None
     #: On a run without device work: CPU operators, their own times summed.
     operator_time_ms_per_step: float | None = None
+    #: What bounds the kernels.
     bound_time_fraction: BoundTimeFraction
+    #: What the figures stand on.
     coverage: Coverage
     #: Time at the roof over time taken, over all costed kernels.
     roof_fraction: float | None = None
+    #: FLOPs of the costed launches of a step; null if none is costed.
     flops_per_step: float | None = None
+    #: Bytes read and written by the costed launches of a step; null if none is costed.
     bytes_per_step: float | None = None
     #: Model FLOPs utilisation: FLOP/s of matrix products and convolutions over the peak of the pipe
     #: they use, against the baseline step time where known.
     mfu: float | None = None
+    #: High-water mark of the allocator, from the capture; null if it did not record it.
     peak_memory_bytes: int | None = None
     #: True when there is no device in the trace and CPU operators stand in for kernels.
     cpu_only: bool = False
@@ -135,8 +179,11 @@ class Summary(Struct, kw_only=True):
 class Slice(Struct, kw_only=True):
     """One share of a whole."""
 
+    #: Of the part.
     name: str
+    #: In ms per step.
     time_ms_per_step: float
+    #: Of its whole; null if the whole is nought.
     fraction: float | None
 
 
@@ -145,110 +192,163 @@ class Breakdown(Struct, kw_only=True):
 
     #: The step's wall time on the device: compute, exposed communication, exposed copy, idle.
     step: list[Slice] = []
-    #: Device time by phase: input, forward, loss, backward, optimizer, communication, logging, other.
+    #: Device time by phase; see `kernels`.
     phase: list[Slice] = []
     #: Device time by family of operator: matmul, attention, norm, pointwise, optimizer, copy, ...
     family: list[Slice] = []
 
 
 class KernelGroup(Struct, kw_only=True):
-    """Launches of one kernel by one operator in one kind of module and phase.
+    """Launches of one kernel by one operator in one kind of module and phase, under one bound.
 
     FLOPs, bytes and time are sums over the group's launches in one step, so that
     ``flops / time`` is what was achieved.
     """
 
+    #: Of the kernel, copy or memset; of the operator on a run without a device.
     name: str
+    #: Innermost operator around the launch; null outside any.
     op: str | None
     #: Module path with layer numbers as ``*``: ``blocks.*.attn.qkv``.
     module: str | None
+    #: input, forward, loss, backward, optimizer, communication, validation, logging or other.
     phase: str
+    #: Kind of work: matmul, attention, norm, pointwise, ...
     family: str
+    #: Launches in a step.
     calls_per_step: float
+    #: Summed durations, in ms per step.
     time_ms_per_step: float
+    #: Of the device time of a step.
     time_fraction: float
+    #: Per step; null without a cost.
     flops: float | None = None
+    #: Compulsory bytes per step: each element once, and again where the cache is too small; null without a
+    #: cost.
     bytes_read: float | None = None
+    #: Compulsory bytes per step; null without a cost.
     bytes_written: float | None = None
+    #: FLOP/byte; null without a cost or without bytes.
     intensity: float | None = None
+    #: The unit that computes, ``none`` for pure data movement; null without a cost.
     pipe: str | None = None
     #: memory, compute, communication, copy or unknown.
     bound: str = "unknown"
     #: Achieved over attainable at this intensity (or over the link, for copies).
     efficiency: float | None = None
+    #: Any of latency, inefficient, cached, above_roof, no_roof, pageable.
     flags: list[str] = []
 
 
 class Saving(Struct, kw_only=True):
     """Expected change of the step time, in ms per step."""
 
+    #: In ms per step.
     low: float
+    #: In ms per step.
     likely: float
+    #: In ms per step.
     high: float
 
 
 class Finding(Struct, kw_only=True):
     """One piece of advice."""
 
+    #: Identifier of the rule, e.g. ``precision.tf32``.
     rule: str
+    #: One line for a reader.
     title: str
+    #: Null where no saving can be told.
     saving_ms: Saving | None = None
+    #: `saving_ms.likely` over the step time; null where no saving can be told.
     saving_fraction: float | None = None
     #: measured, modelled or heuristic.
     confidence: str = "heuristic"
+    #: Kernels, operators, modules and figures that it rests on.
     evidence: list[str] = []
+    #: The exact change to make.
     fix: str = ""
+    #: What may change besides the speed.
     risk: str = ""
 
 
 class Quality(Struct, kw_only=True):
     """One remark on how far the figures can be trusted. Level: info, warning, error."""
 
+    #: ``info``, ``warning`` or ``error``.
     level: str
+    #: Stable identifier, e.g. ``baseline.unknown``.
     code: str
+    #: For a reader, with the way out.
     message: str
 
 
 class RankSummary(Struct, kw_only=True):
     """One rank of a job, beside the others."""
 
+    #: Null if neither the file nor its name says.
     rank: int | None
+    #: As in `trace.files`.
     path: str
+    #: Name of its device.
     device: str
+    #: As it really runs where the baseline is known, else as profiled; null without steps.
     step_time_ms: float | None
+    #: Of that step time; null without steps or on a run without a device.
     gpu_busy_fraction: float | None
+    #: Kernels launched by a step, their durations summed; null without steps.
     kernel_time_ms_per_step: float | None
+    #: Collectives, their durations summed; null without steps.
     communication_ms_per_step: float | None
+    #: The part of it during which nothing is computed; null without steps.
     exposed_communication_ms_per_step: float | None
 
 
 class CrossCheck(Struct, kw_only=True):
     """One figure of ours beside another tool's."""
 
+    #: Name of the other tool.
     tool: str
+    #: What is compared.
     figure: str
+    #: Of both figures.
     unit: str
+    #: Null where we have none.
     ours: float | None
+    #: Null where it has none.
     theirs: float | None
+    #: (ours - theirs) / theirs; null where either is missing.
     difference_fraction: float | None
 
 
 class Report(Struct, kw_only=True):
     """Everything known about one captured loop."""
 
+    #: Major.minor: the major rises when a field changes meaning or goes, the minor when one is added.
     schema_version: str = SCHEMA_VERSION
+    #: Of training-advisor.
     tool_version: str
+    #: When the report was made: ISO 8601, UTC.
     created: str
+    #: What was read.
     trace: TraceInfo
+    #: What it ran on.
     device: DeviceInfo
     #: The capture's context block (versions, precision, optimizer, loader, ...); empty for a foreign trace.
     environment: dict[str, Any] = {}
+    #: The headline figures.
     summary: Summary
+    #: Where the step goes.
     breakdown: Breakdown
+    #: Launches of the steady steps in groups, longest first.
     kernels: list[KernelGroup] = []
+    #: What to change, largest saving first.
     findings: list[Finding] = []
+    #: What stands in the way of trusting the figures, worst first.
     data_quality: list[Quality] = []
+    #: One entry a rank; empty for a single trace.
     ranks: list[RankSummary] = []
+    #: Another tool's figures beside ours; empty unless asked for.
     cross_checks: list[CrossCheck] = []
 
     def to_pandas(self, table: str = "kernels") -> pandas.DataFrame:
