@@ -13,9 +13,9 @@ SECTOR_BYTES = 32
 _MAX_BYTES = 1e15
 #: ``c10::ScalarType`` as an integer, the way traces record a ``dtype`` argument.
 _SCALAR_TYPES = {
-    0: "uint8", 1: "int8", 2: "int16", 3: "int32", 4: "int64", 5: "fp16", 6: "fp32", 7: "fp64", 8:
-    "complex32", 9: "complex64", 10: "complex128", 11: "bool", 15: "bf16", 23: "fp8", 24: "fp8", 25: "fp8",
-    26: "fp8",
+    0: "uint8", 1: "int8", 2: "int16", 3: "int32", 4: "int64", 5: "fp16", 6: "fp32", 7: "fp64",
+    8: "complex32", 9: "complex64", 10: "complex128", 11: "bool", 15: "bf16", 23: "fp8", 24: "fp8",
+    25: "fp8", 26: "fp8",
 }  # fmt: skip
 _FLOAT_ORDER = ("fp4", "fp8", "fp16", "bf16", "fp32", "fp64")
 _INT_ORDER = ("uint8", "int4", "int8", "int16", "int32", "int64")

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from advisor.roofline.costs import roles
-from advisor.roofline.costs.args import Unknown, flag, footprint, integer, itemsize, optional, tensor, text
+from advisor.roofline.costs.args import Unknown, flag, footprint, integer, itemsize, optional, tensor
 from advisor.roofline.costs.model import Cost, OpCall, Tensor
 from advisor.roofline.costs.registry import Result, cost, split
 
@@ -168,14 +168,8 @@ def backward(call: OpCall) -> Result:
 def _pipe(call: OpCall, q: Tensor) -> str:
     if q.dtype not in ("fp16", "bf16", "fp8", "fp32"):
         raise Unknown("no fused attention in this dtype")
-    names = " ".join(launch.name for launch in call.launches)
-    if q.dtype == "fp32" and "cutlass" in names and text(call, 0) == "":
-        return (
-            "tensor_tf32"
-            if "tf32" in names.lower() or call.settings.get("allow_tf32_matmul") is True
-            else "vector_fp32"
-        )
-    return "vector_fp32" if q.dtype == "fp32" else f"tensor_{q.dtype}"
+    main = next((launch.name for launch in call.launches if roles.is_matrix(launch.name)), "")
+    return roles.matrix_pipe(main, q.dtype, call.settings)
 
 
 def _with_roles(call: OpCall, main: Cost, parts: dict[str, Cost], whole: Cost) -> Result:

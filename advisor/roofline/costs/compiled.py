@@ -18,13 +18,13 @@ from advisor.roofline.costs.registry import cost
 
 #: FLOPs an element of operators that are no plain elementwise ones; what moves or shapes data counts nothing.
 _OTHERS = {
-    "native_layer_norm_backward": 10, "native_layer_norm": 6, "native_group_norm": 6, "native_batch_norm": 6,
-    "_native_batch_norm_legit_functional": 6, "native_batch_norm_backward": 8, "_fused_rms_norm": 4,
-    "_softmax_backward_data": 4, "_log_softmax_backward_data": 4, "_log_softmax": 5, "_softmax": 5,
-    "prepare_softmax_online": 3, "logsumexp": 3, "native_dropout_backward": 2, "native_dropout": 3,
-    "var_mean": 4, "sum": 1, "mean": 1, "cumsum": 1, "embedding_dense_backward": 1, "bernoulli": 1, "rand": 1,
-    "embedding": 0, "nll_loss_forward": 0, "nll_loss_backward": 0, "amax": 0, "amin": 0, "argmax": 0, "any":
-    0, "all": 0,
+    "native_layer_norm_backward": 10, "native_layer_norm": 6, "native_group_norm": 6,
+    "native_batch_norm": 6, "_native_batch_norm_legit_functional": 6, "native_batch_norm_backward": 8,
+    "_fused_rms_norm": 4, "_softmax_backward_data": 4, "_log_softmax_backward_data": 4, "_log_softmax": 5,
+    "_softmax": 5, "prepare_softmax_online": 3, "logsumexp": 3, "native_dropout_backward": 2,
+    "native_dropout": 3, "var_mean": 4, "sum": 1, "mean": 1, "cumsum": 1, "embedding_dense_backward": 1,
+    "bernoulli": 1, "rand": 1, "embedding": 0, "nll_loss_forward": 0, "nll_loss_backward": 0, "amax": 0,
+    "amin": 0, "argmax": 0, "any": 0, "all": 0,
 }  # fmt: skip
 _TABLE = {**{name: min(1, flops) for name, flops in FLOPS.items()}, **_OTHERS}
 _LOOK_UP = re.compile(r"embedding|index|gather|scatter")

@@ -19,16 +19,18 @@ from advisor.roofline.costs.registry import Result, cost, split
 #: Positions of stride, padding, dilation, groups and, if it has one, the transposed flag or output padding.
 _FORWARD = {
     "aten::convolution": (3, 4, 5, 8, 6), "aten::_convolution": (3, 4, 5, 8, 6),
-    "aten::convolution_overrideable": (3, 4, 5, 8, 6),
-    "aten::cudnn_convolution": (3, 2, 4, 5, None), "aten::miopen_convolution": (4, 3, 5, 6, None),
-    "aten::miopen_depthwise_convolution": (4, 3, 5, 6, None), "aten::mkldnn_convolution": (4, 3, 5, 6, None),
-    "aten::cudnn_convolution_relu": (3, 4, 5, 6, None), "aten::miopen_convolution_relu": (3, 4, 5, 6, None),
+    "aten::convolution_overrideable": (3, 4, 5, 8, 6), "aten::cudnn_convolution": (3, 2, 4, 5, None),
+    "aten::miopen_convolution": (4, 3, 5, 6, None),
+    "aten::miopen_depthwise_convolution": (4, 3, 5, 6, None),
+    "aten::mkldnn_convolution": (4, 3, 5, 6, None), "aten::cudnn_convolution_relu": (3, 4, 5, 6, None),
+    "aten::miopen_convolution_relu": (3, 4, 5, 6, None),
     "aten::cudnn_convolution_add_relu": (5, 6, 7, 8, None),
     "aten::_conv_depthwise2d": (4, 5, 6, None, None), "aten::conv_depthwise3d": (4, 5, 6, None, None),
     "aten::_slow_conv2d_forward": (4, 5, None, None, None), "aten::thnn_conv2d": (4, 5, None, None, None),
-    "aten::slow_conv3d_forward": (4, 5, None, None, None), "aten::_nnpack_spatial_convolution": (4, 3, None,
-    None, None), "aten::slow_conv_dilated2d": (4, 5, 6, None, None), "aten::slow_conv_dilated3d": (4, 5, 6,
-    None, None),
+    "aten::slow_conv3d_forward": (4, 5, None, None, None),
+    "aten::_nnpack_spatial_convolution": (4, 3, None, None, None),
+    "aten::slow_conv_dilated2d": (4, 5, 6, None, None),
+    "aten::slow_conv_dilated3d": (4, 5, 6, None, None),
 }  # fmt: skip
 
 

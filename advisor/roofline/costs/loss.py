@@ -44,8 +44,9 @@ def nll_backward(call: OpCall) -> Cost:
 
 #: FLOPs an element, forward and backward.
 _ELEMENTWISE = {
-    "mse_loss": (ADD + MUL, ADD + 2 * MUL), "l1_loss": (ADD, ADD + MUL), "smooth_l1_loss": (ADD + FMA, ADD + 2
-    * MUL), "huber_loss": (ADD + FMA, ADD + 2 * MUL), "binary_cross_entropy": (2 * LOG + 2 * FMA, FMA + 12),
+    "mse_loss": (ADD + MUL, ADD + 2 * MUL), "l1_loss": (ADD, ADD + MUL),
+    "smooth_l1_loss": (ADD + FMA, ADD + 2 * MUL), "huber_loss": (ADD + FMA, ADD + 2 * MUL),
+    "binary_cross_entropy": (2 * LOG + 2 * FMA, FMA + 12),
     "binary_cross_entropy_with_logits": (EXP + LOG + 3 * FMA, SIGMOID + FMA),
     "soft_margin_loss": (EXP + LOG + MUL, EXP + FMA + 10), "kl_div": (LOG + FMA, MUL),
 }  # fmt: skip

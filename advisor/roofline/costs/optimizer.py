@@ -23,11 +23,11 @@ _CHUNK = 65_536
 _FOREACH = {
     "add": (FMA, 2, 1), "sub": (FMA, 2, 1), "mul": (MUL, 2, 1), "div": (DIV, 2, 1), "pow": (POW, 1, 1),
     "maximum": (0, 2, 1), "minimum": (0, 2, 1), "clamp_max": (0, 1, 1), "clamp_min": (0, 1, 1),
-    "lerp": (FMA + ADD, 2, 1), "addcmul": (FMA + MUL, 2, 1), "addcdiv": (DIV + FMA, 3, 1), "sqrt": (SQRT, 1,
-    1), "rsqrt": (RSQRT, 1, 1), "reciprocal": (DIV, 1, 1), "neg": (0, 1, 1), "abs": (0, 1, 1), "sign": (0, 1,
-    1), "exp": (EXP, 1, 1), "log": (LOG, 1, 1), "tanh": (TANH, 1, 1), "sigmoid": (SIGMOID, 1, 1), "round": (0,
-    1, 1), "floor": (0, 1, 1), "ceil": (0, 1, 1), "trunc": (0, 1, 1), "zero": (0, 0, 1), "norm": (FMA, 1, 0),
-    "max": (0, 1, 0),
+    "lerp": (FMA + ADD, 2, 1), "addcmul": (FMA + MUL, 2, 1), "addcdiv": (DIV + FMA, 3, 1),
+    "sqrt": (SQRT, 1, 1), "rsqrt": (RSQRT, 1, 1), "reciprocal": (DIV, 1, 1), "neg": (0, 1, 1),
+    "abs": (0, 1, 1), "sign": (0, 1, 1), "exp": (EXP, 1, 1), "log": (LOG, 1, 1), "tanh": (TANH, 1, 1),
+    "sigmoid": (SIGMOID, 1, 1), "round": (0, 1, 1), "floor": (0, 1, 1), "ceil": (0, 1, 1),
+    "trunc": (0, 1, 1), "zero": (0, 0, 1), "norm": (FMA, 1, 0), "max": (0, 1, 0),
 }  # fmt: skip
 _NEEDS_SECOND_LIST = frozenset({"add", "sub", "mul", "div", "maximum", "minimum"})
 

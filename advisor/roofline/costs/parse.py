@@ -27,8 +27,9 @@ _DTYPES = {
 }  # fmt: skip
 #: What traces write for arguments that are no tensors; PyTorch before 2.0 wrote the tag of the value.
 _NOT_A_TENSOR = frozenset({
-    "", "Scalar", "ScalarList", "String", "Device", "Generator", "None", "Int", "Double", "Bool", "SymInt",
-    "Layout", "GenericList", "GenericDict", "Tuple", "Object", "Stream", "Storage", "Enum", "Complex",
+    "", "Scalar", "ScalarList", "String", "Device", "Generator", "None", "Int", "Double", "Bool",
+    "SymInt", "Layout", "GenericList", "GenericDict", "Tuple", "Object", "Stream", "Storage", "Enum",
+    "Complex",
 })  # fmt: skip
 
 

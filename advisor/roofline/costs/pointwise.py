@@ -36,36 +36,38 @@ from advisor.roofline.costs.registry import cost
 
 #: Operators of one tensor: FLOPs an element.
 UNARY = {
-    "abs": 0, "neg": 0, "negative": 0, "sign": 0, "sgn": 0, "signbit": 0, "positive": 0, "floor": 0, "ceil":
-    0, "round": 0, "trunc": 0, "frac": ADD, "square": MUL, "reciprocal": DIV, "sqrt": SQRT, "rsqrt": RSQRT,
-    "exp": EXP, "exp2": EXP, "expm1": EXP, "log": LOG, "log2": LOG, "log10": LOG, "log1p": LOG,
-    "sin": TRIG, "cos": TRIG, "tan": TRIG, "asin": TRIG, "acos": TRIG, "atan": TRIG, "sinh": TRIG, "cosh":
-    TRIG, "tanh": TANH, "sigmoid": SIGMOID, "erf": ERF, "erfc": ERF, "erfinv": ERF, "lgamma": 2 * LOG,
-    "digamma": 2 * LOG, "logit": LOG + DIV, "sinc": TRIG + DIV, "relu": 0, "relu6": 0, "clamp_min": 0,
-    "clamp_max": 0, "clamp": 0, "clip": 0, "hardtanh": 0, "threshold": 0, "hardshrink": 0, "softshrink": ADD,
-    "leaky_relu": MUL, "elu": EXP + FMA, "selu": EXP + FMA, "celu": EXP + FMA, "gelu": GELU, "silu": SILU,
-    "mish": 2 * EXP + DIV, "hardsigmoid": FMA, "hardswish": FMA + MUL, "softplus": EXP + LOG, "log_sigmoid":
-    EXP + LOG, "log_sigmoid_forward": EXP + LOG, "conj_physical": 0, "nan_to_num": 0, "deg2rad": MUL,
-    "rad2deg": MUL, "real": 0, "imag": 0, "angle": TRIG, "isnan": 0, "isinf": 0, "isfinite": 0, "logical_not":
-    0, "bitwise_not": 0, "pow_scalar": POW, "i0": TRIG, "special_expit": SIGMOID, "special_erf": ERF,
-    "mvlgamma": 2 * LOG,
+    "abs": 0, "neg": 0, "negative": 0, "sign": 0, "sgn": 0, "signbit": 0, "positive": 0, "floor": 0,
+    "ceil": 0, "round": 0, "trunc": 0, "frac": ADD, "square": MUL, "reciprocal": DIV, "sqrt": SQRT,
+    "rsqrt": RSQRT, "exp": EXP, "exp2": EXP, "expm1": EXP, "log": LOG, "log2": LOG, "log10": LOG,
+    "log1p": LOG, "sin": TRIG, "cos": TRIG, "tan": TRIG, "asin": TRIG, "acos": TRIG, "atan": TRIG,
+    "sinh": TRIG, "cosh": TRIG, "tanh": TANH, "sigmoid": SIGMOID, "erf": ERF, "erfc": ERF, "erfinv": ERF,
+    "lgamma": 2 * LOG, "digamma": 2 * LOG, "logit": LOG + DIV, "sinc": TRIG + DIV, "relu": 0, "relu6": 0,
+    "clamp_min": 0, "clamp_max": 0, "clamp": 0, "clip": 0, "hardtanh": 0, "threshold": 0, "hardshrink": 0,
+    "softshrink": ADD, "leaky_relu": MUL, "elu": EXP + FMA, "selu": EXP + FMA, "celu": EXP + FMA,
+    "gelu": GELU, "silu": SILU, "mish": 2 * EXP + DIV, "hardsigmoid": FMA, "hardswish": FMA + MUL,
+    "softplus": EXP + LOG, "log_sigmoid": EXP + LOG, "log_sigmoid_forward": EXP + LOG, "conj_physical": 0,
+    "nan_to_num": 0, "deg2rad": MUL, "rad2deg": MUL, "real": 0, "imag": 0, "angle": TRIG, "isnan": 0,
+    "isinf": 0, "isfinite": 0, "logical_not": 0, "bitwise_not": 0, "pow_scalar": POW, "i0": TRIG,
+    "special_expit": SIGMOID, "special_erf": ERF, "mvlgamma": 2 * LOG,
 }  # fmt: skip
 #: Operators of two tensors (or a tensor and a number).
 BINARY = {
-    "add": FMA, "sub": FMA, "rsub": FMA, "subtract": FMA, "mul": MUL, "multiply": MUL, "div": DIV, "divide":
-    DIV, "true_divide": DIV, "floor_divide": DIV, "remainder": DIV + FMA, "fmod": DIV + FMA, "pow": POW,
-    "float_power": POW, "maximum": 0, "minimum": 0, "fmax": 0, "fmin": 0, "atan2": TRIG, "hypot": SQRT + FMA +
-    MUL, "copysign": 0, "logaddexp": 2 * EXP + LOG, "logaddexp2": 2 * EXP + LOG, "xlogy": LOG + MUL,
-    "lerp_scalar": FMA + ADD, "eq": 0, "ne": 0, "lt": 0, "le": 0, "gt": 0, "ge": 0, "logical_and": 0,
-    "logical_or": 0, "logical_xor": 0, "bitwise_and": 0, "bitwise_or": 0, "bitwise_xor": 0, "__and__": 0,
-    "__or__": 0, "__xor__": 0, "bitwise_left_shift": 0, "bitwise_right_shift": 0, "__lshift__": 0,
-    "__rshift__": 0, "heaviside": 0, "isclose": FMA, "ldexp": MUL, "nextafter": 0, "gcd": 0, "lcm": 0,
-    "complex": 0, "polar": TRIG, "prelu": MUL, "_prelu_kernel": MUL, "masked_fill": 0,
-    "gelu_backward": GELU + EXP + 4 * FMA, "silu_backward": SILU + 2 * FMA, "threshold_backward": 0,
-    "sigmoid_backward": 3 * MUL, "tanh_backward": FMA + MUL, "hardtanh_backward": 0, "leaky_relu_backward":
-    MUL, "elu_backward": EXP + MUL, "hardsigmoid_backward": MUL, "hardswish_backward": FMA + MUL,
-    "softplus_backward": SIGMOID + MUL, "mish_backward": 2 * EXP + DIV + 3 * FMA, "logit_backward": DIV + MUL,
-    "softshrink_backward": 0, "hardshrink_backward": 0, "rrelu_with_noise_backward": MUL,
+    "add": FMA, "sub": FMA, "rsub": FMA, "subtract": FMA, "mul": MUL, "multiply": MUL, "div": DIV,
+    "divide": DIV, "true_divide": DIV, "floor_divide": DIV, "remainder": DIV + FMA, "fmod": DIV + FMA,
+    "pow": POW, "float_power": POW, "maximum": 0, "minimum": 0, "fmax": 0, "fmin": 0, "atan2": TRIG,
+    "hypot": SQRT + FMA + MUL, "copysign": 0, "logaddexp": 2 * EXP + LOG, "logaddexp2": 2 * EXP + LOG,
+    "xlogy": LOG + MUL, "lerp_scalar": FMA + ADD, "eq": 0, "ne": 0, "lt": 0, "le": 0, "gt": 0, "ge": 0,
+    "logical_and": 0, "logical_or": 0, "logical_xor": 0, "bitwise_and": 0, "bitwise_or": 0,
+    "bitwise_xor": 0, "__and__": 0, "__or__": 0, "__xor__": 0, "bitwise_left_shift": 0,
+    "bitwise_right_shift": 0, "__lshift__": 0, "__rshift__": 0, "heaviside": 0, "isclose": FMA,
+    "ldexp": MUL, "nextafter": 0, "gcd": 0, "lcm": 0, "complex": 0, "polar": TRIG, "prelu": MUL,
+    "_prelu_kernel": MUL, "masked_fill": 0, "gelu_backward": GELU + EXP + 4 * FMA,
+    "silu_backward": SILU + 2 * FMA, "threshold_backward": 0, "sigmoid_backward": 3 * MUL,
+    "tanh_backward": FMA + MUL, "hardtanh_backward": 0, "leaky_relu_backward": MUL,
+    "elu_backward": EXP + MUL, "hardsigmoid_backward": MUL, "hardswish_backward": FMA + MUL,
+    "softplus_backward": SIGMOID + MUL, "mish_backward": 2 * EXP + DIV + 3 * FMA,
+    "logit_backward": DIV + MUL, "softshrink_backward": 0, "hardshrink_backward": 0,
+    "rrelu_with_noise_backward": MUL,
 }  # fmt: skip
 #: Operators of three tensors.
 TERNARY = {
@@ -76,8 +78,8 @@ _OPERANDS = {**dict.fromkeys(UNARY, 1), **dict.fromkeys(BINARY, 2), **dict.fromk
 #: FLOPs an element of every operator above; also read for the names that Inductor gives its fused kernels.
 FLOPS = {**UNARY, **BINARY, **TERNARY}
 _TO_BOOL = frozenset({
-    "eq", "ne", "lt", "le", "gt", "ge", "logical_and", "logical_or", "logical_xor", "logical_not", "isnan",
-    "isinf", "isfinite", "isclose", "signbit",
+    "eq", "ne", "lt", "le", "gt", "ge", "logical_and", "logical_or", "logical_xor", "logical_not",
+    "isnan", "isinf", "isfinite", "isclose", "signbit",
 })  # fmt: skip
 _TO_FLOAT = frozenset({
     "div", "true_divide", "divide", "reciprocal", "sqrt", "rsqrt", "exp", "exp2", "expm1", "log", "log2",

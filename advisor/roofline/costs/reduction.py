@@ -22,12 +22,12 @@ from advisor.roofline.costs.registry import cost
 
 #: FLOPs an input element, and the position of the ``dim`` argument.
 _REDUCTIONS = {
-    "sum": (ADD, 1), "nansum": (ADD, 1), "mean": (ADD, 1), "nanmean": (ADD, 1), "prod": (MUL, 1), "amax": (0,
-    1), "amin": (0, 1), "max": (0, 1), "min": (0, 1), "argmax": (0, 1), "argmin": (0, 1), "any": (0, 1),
-    "all": (0, 1), "norm": (FMA, 2), "frobenius_norm": (FMA, 1), "linalg_vector_norm": (FMA, 2), "var": (4,
-    1), "std": (4, 1), "var_mean": (4, 1), "std_mean": (4, 1), "logsumexp": (EXP + 2 * ADD, 1),
-    "count_nonzero": (0, 1), "median": (0, 1), "nanmedian": (0, 1), "mode": (0, 1), "aminmax": (0, 1),
-    "trace": (ADD, 9), "equal": (0, 9),
+    "sum": (ADD, 1), "nansum": (ADD, 1), "mean": (ADD, 1), "nanmean": (ADD, 1), "prod": (MUL, 1),
+    "amax": (0, 1), "amin": (0, 1), "max": (0, 1), "min": (0, 1), "argmax": (0, 1), "argmin": (0, 1),
+    "any": (0, 1), "all": (0, 1), "norm": (FMA, 2), "frobenius_norm": (FMA, 1),
+    "linalg_vector_norm": (FMA, 2), "var": (4, 1), "std": (4, 1), "var_mean": (4, 1), "std_mean": (4, 1),
+    "logsumexp": (EXP + 2 * ADD, 1), "count_nonzero": (0, 1), "median": (0, 1), "nanmedian": (0, 1),
+    "mode": (0, 1), "aminmax": (0, 1), "trace": (ADD, 9), "equal": (0, 9),
 }  # fmt: skip
 _WITH_DTYPE = frozenset({"sum", "nansum", "mean", "prod"})
 _TO_BOOL = frozenset({"any", "all", "equal"})

@@ -50,13 +50,12 @@ _MATRIX = frozenset({
     "attention_dq",
 })  # fmt: skip
 _FAMILY_OF_ROLE = {
-    "collective": "communication", "gemm": "matmul", "sum_partials": "matmul", "convolution": "convolution",
-    "dgrad": "convolution", "winograd_data": "convolution", "winograd_filter": "convolution",
-    "winograd_output": "convolution", "clear": "memory", "wgrad": "convolution", "layout": "copy",
-    "attention": "attention",
-    "attention_backward": "attention", "attention_dkdv": "attention", "attention_dq": "attention",
-    "attention_delta": "attention", "attention_convert": "attention", "sort": "sort", "scan": "reduction",
-    "reduce": "reduction",
+    "collective": "communication", "gemm": "matmul", "sum_partials": "matmul",
+    "convolution": "convolution", "dgrad": "convolution", "winograd_data": "convolution",
+    "winograd_filter": "convolution", "winograd_output": "convolution", "clear": "memory",
+    "wgrad": "convolution", "layout": "copy", "attention": "attention", "attention_backward": "attention",
+    "attention_dkdv": "attention", "attention_dq": "attention", "attention_delta": "attention",
+    "attention_convert": "attention", "sort": "sort", "scan": "reduction", "reduce": "reduction",
 }  # fmt: skip
 _FAMILIES = (
     ("compiled", r"^triton_|triton_(poi|red|per|tem)_"),
