@@ -14,6 +14,7 @@ import datetime
 import gzip
 import importlib.metadata
 import json
+import multiprocessing
 import os
 import platform
 import resource
@@ -85,7 +86,12 @@ def main() -> None:
 
     with tempfile.TemporaryDirectory() as scratch:
         large = Path(scratch) / f"x{options.factor}.json.gz"
-        enlarge(options.trace, large, options.factor)
+        # In a process of its own: a child's peak memory starts from what its parent held.
+        worker = multiprocessing.get_context("spawn").Process(
+            target=enlarge, args=(options.trace, large, options.factor)
+        )
+        worker.start()
+        worker.join()
         files = [
             measured_file(path, label, chosen, options.runs, Path(scratch))
             for path, label in (

@@ -42,7 +42,9 @@ def read_trace(path: str | os.PathLike[str], *, limit_bytes: int | None = None) 
     try:
         return _streamed(source)
     except (NotStreamable, BrokenGzip, *UNDECODABLE):
-        data, broken = source.whole()
+        # Left before the file is read again: the exception holds what was built so far.
+        pass
+    data, broken = source.whole()
     losses = [Loss("gzip", 1, "the gzip stream breaks off; what came before was kept")] if broken else []
     return decode_trace(data, source.path, source.size_bytes, losses)
 

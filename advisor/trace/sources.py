@@ -127,11 +127,11 @@ class Source:
     def whole(self) -> tuple[bytes, bool]:
         """The uncompressed content, up to where the gzip stream breaks off, and whether it does."""
         try:
-            return b"".join(self.pieces()), False
+            return _gathered(self.pieces()), False
         except BrokenGzip:
             pass
         with self._errors(), self._open() as file:
-            data = b"".join(self._before_break(file))
+            data = _gathered(self._before_break(file))
         if not data:
             raise InputError(
                 f"{self.path}: the gzip stream is broken from its start; capture or copy the file again"
@@ -226,6 +226,14 @@ def _nothing_at(path: str) -> str:
     if glob.has_magic(path):
         return f"{path}: no file matches"
     return f"{path}: no such file or folder"
+
+
+def _gathered(pieces: Iterable[bytes]) -> bytes:
+    """Joined without holding the pieces and the whole at once."""
+    buffer = io.BytesIO()
+    for piece in pieces:
+        buffer.write(piece)
+    return buffer.getvalue()
 
 
 def _next_piece(stream: Any) -> bytes:
