@@ -35,7 +35,7 @@ def gpt(steps: int, large: bool) -> Loop:
     if large:
         size = GPTSize(vocabulary=50257, context=512, width=768, layers=6, heads=12, batch=8)
     else:
-        size = GPTSize(vocabulary=2000, context=128, width=192, layers=3, heads=6, batch=8)
+        size = GPTSize(vocabulary=2000, context=128, width=192, layers=3, heads=6, batch=4)
     return Loop(GPT(size), tokens(size, steps), _half() if large else "32-true")
 
 
@@ -44,7 +44,7 @@ def convnet(steps: int, large: bool) -> Loop:
     if large:
         size = ConvNetSize(pixels=128, width=64, blocks=3, batch=64)
     else:
-        size = ConvNetSize(pixels=32, width=32, blocks=2, batch=32)
+        size = ConvNetSize(pixels=32, width=32, blocks=2, batch=16)
     return Loop(ConvNet(size), images(size, steps), _half() if large else "32-true")
 
 
