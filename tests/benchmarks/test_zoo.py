@@ -29,8 +29,8 @@ FIRST = [*(f"fill_{i}" for i in range(8)), "gemm"]
 def trace():
     events = _launched("setup", 1, 0)
     for place, (case, kernels) in enumerate({"a": FIRST, "b": ["gemm"], "c": ["sort"]}.items()):
-        start = 100 * (place + 1)
-        events.append(_event("user_annotation", f"zoo::{case}", start, 90))
+        start = 1000 * (place + 1)
+        events.append(_event("user_annotation", f"zoo::{case}", start, 900))
         for k, kernel in enumerate(kernels):
             events += _launched(kernel, 10 * (place + 1) + k, start + 10 * (k + 1))
     return {"schemaVersion": 1, "secret": "host name", "traceEvents": events}
