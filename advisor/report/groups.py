@@ -13,9 +13,8 @@ from advisor.roofline import costs
 from advisor.roofline.bound import BOUNDS, FLAGS
 from advisor.trace.phases import PHASES
 
-#: Layer numbers: ``blocks.3.attn`` of our ranges, ``Block[3].Linear[1]`` of Python frames. The last number
-#: of the latter tells the parts of a layer apart.
-_LAYER_NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)|^\d+(?=\.|$)|(?<=\[)\d+(?=\]\.)")
+#: The number of a layer: ``3`` in paths of our ranges, ``Block[3]`` in those of Python frames.
+_NUMBER = re.compile(r"^\d+$|(?<=\[)\d+(?=\]$)")
 #: A flag is shown on a group when launches with this share of its time have it.
 _FLAG_SHARE = 0.5
 
@@ -30,7 +29,7 @@ def kernel_groups(analysis: Analysis) -> list[KernelGroup]:
     counted = np.flatnonzero(analysis.counted)
     if not len(counted) or not analysis.step_count:
         return []
-    modules, generic = _generic_modules(timeline.modules)
+    modules, generic = _distinct_modules(timeline.modules)
     ops = timeline.trace.ops
     keys, group = _distinct(
         rows.name[counted],
@@ -62,19 +61,30 @@ def kernel_groups(analysis: Analysis) -> list[KernelGroup]:
     )
 
 
-def generic_module(path: str) -> str:
-    """A module's path with its layer numbers as ``*``.
+def generic_modules(paths: list[str]) -> list[str]:
+    """Each path with its layer numbers as ``*``.
+
+    What has parts of its own is a layer, one of several alike; the number of a part without parts tells it
+    from its neighbours and stays.
 
     Example:
-        >>> generic_module("blocks.11.attn.qkv"), generic_module("GPT.Block[3].Linear[1]")
-        ('blocks.*.attn.qkv', 'GPT.Block[*].Linear[1]')
+        >>> generic_modules(["blocks.0", "blocks.0.mlp.2", "blocks.11.mlp.0"])
+        ['blocks.*', 'blocks.*.mlp.2', 'blocks.*.mlp.0']
     """
-    return _LAYER_NUMBER.sub("*", path)
+    split = [path.split(".") for path in paths]
+    layers = {tuple(parts[:i]) for parts in split for i in range(1, len(parts))}
+    return [
+        ".".join(
+            _NUMBER.sub("*", part) if tuple(parts[: i + 1]) in layers else part
+            for i, part in enumerate(parts)
+        )
+        for parts in split
+    ]
 
 
-def _generic_modules(paths: list[str]) -> tuple[list[str], np.ndarray]:
+def _distinct_modules(paths: list[str]) -> tuple[list[str], np.ndarray]:
     """Distinct generic paths, and for each path the index of its own."""
-    generic = [generic_module(path) for path in paths]
+    generic = generic_modules(paths)
     index = {path: i for i, path in enumerate(dict.fromkeys(generic))}
     return list(index), np.array([index[path] for path in generic], np.int64)
 

@@ -209,7 +209,7 @@ class KernelGroup(Struct, kw_only=True):
     name: str
     #: Innermost operator around the launch; null outside any.
     op: str | None
-    #: Module path with layer numbers as ``*``: ``blocks.*.attn.qkv``.
+    #: Module path with layer numbers as ``*``: ``blocks.*.attn.qkv``; null outside any module.
     module: str | None
     #: input, forward, loss, backward, optimizer, communication, validation, logging or other.
     phase: str

@@ -63,7 +63,8 @@ def summarise(analysis: Analysis, groups: list[KernelGroup]) -> Summary:
         peak_memory_bytes=_peak_memory_bytes(analysis.timeline.trace.context),
         cpu_only=analysis.timeline.cpu_only,
     )
-    summary.verdict = verdict(summary, analysis.device.matched is not None or bool(analysis.device.peaks))
+    whole = "trace" if analysis.timeline.steps.source == "trace" else "step"
+    summary.verdict = verdict(summary, roofs_known=bool(analysis.device.peaks), whole=whole)
     return summary
 
 
@@ -76,17 +77,23 @@ def break_down(analysis: Analysis, groups: list[KernelGroup]) -> Breakdown:
     )
 
 
-def verdict(summary: Summary, roofs_known: bool) -> str:
-    """One sentence: what limits this loop."""
+def verdict(summary: Summary, *, roofs_known: bool, whole: str = "step") -> str:
+    """One sentence: what limits this loop.
+
+    Args:
+        summary: the headline figures.
+        roofs_known: whether kernels could be set against the device's roofs.
+        whole: what the busy share is of: ``"step"``, or ``"trace"`` where no steps are marked.
+    """
     bound, busy = summary.bound_time_fraction, summary.gpu_busy_fraction
     if all(share is None for share in (bound.memory, bound.unknown)):
         return "No device work was recorded, so there is nothing to classify."
     place = "CPU operator" if summary.cpu_only else "device"
     if busy is not None and busy < _BUSY_ENOUGH:
         hedge = "" if summary.baseline_step_ms else " as profiled (the profiler itself slows the host)"
-        first = f"The GPU works {busy:.0%} of the step{hedge}: the host limits this loop, not its kernels"
+        first = f"The GPU works {busy:.0%} of the {whole}{hedge}: the host limits this loop, not its kernels"
     elif busy is not None:
-        first = f"The GPU works {busy:.0%} of the step: its kernels limit this loop"
+        first = f"The GPU works {busy:.0%} of the {whole}: its kernels limit this loop"
     else:
         first = "This ran on the CPU, so operators stand in for kernels"
     if not roofs_known:

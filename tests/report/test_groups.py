@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from advisor.report.groups import generic_module, kernel_groups
+from advisor.report.groups import generic_modules, kernel_groups
 from tests.report.loops import MM_BYTES, MM_FLOPS, SQUARE, analyse, loop
 from tests.trace.builder import Builder
 
@@ -54,18 +54,19 @@ def test_layers_of_one_kind_are_one_group() -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "expected"),
+    ("paths", "expected"),
     [
-        ("blocks.11.attn.qkv", "blocks.*.attn.qkv"),
-        ("0.weight2.3", "*.weight2.*"),
-        ("layer4.1.conv2", "layer4.*.conv2"),
-        ("GPT.Block[3].Linear[1]", "GPT.Block[*].Linear[1]"),
-        ("Linear[1]", "Linear[1]"),
-        ("encoder", "encoder"),
+        (["blocks.0", "blocks.0.qkv", "blocks.11.qkv"], ["blocks.*", "blocks.*.qkv", "blocks.*.qkv"]),
+        (["net.0", "net.2"], ["net.0", "net.2"]),
+        (["0.fc", "h.3.mlp.0", "h.3.mlp.2"], ["*.fc", "h.*.mlp.0", "h.*.mlp.2"]),
+        (["layer4.1.conv2"], ["layer4.*.conv2"]),
+        (["GPT.Block[3].Linear[1]"], ["GPT.Block[*].Linear[1]"]),
+        (["encoder"], ["encoder"]),
+        ([], []),
     ],
 )
-def test_layer_numbers_are_stars_and_names_are_left_alone(path, expected) -> None:
-    assert generic_module(path) == expected
+def test_numbers_of_layers_are_stars_and_those_of_parts_stay(paths, expected) -> None:
+    assert generic_modules(paths) == expected
 
 
 def test_launches_of_one_kernel_that_differ_in_bound_are_two_groups() -> None:

@@ -200,3 +200,8 @@ def test_a_trace_without_anything_says_so() -> None:
     assert summary.verdict == "No device work was recorded, so there is nothing to classify."
     assert summary.bound_time_fraction.memory is None
     assert summary.coverage.costed_time_fraction is None
+
+
+def test_the_verdict_on_a_trace_without_steps_speaks_of_the_trace() -> None:
+    analysis = analyse(Builder().op("aten::mm", 0, 5, dims=[SQUARE, SQUARE]).launch("gemm", 1, at=10, dur=90))
+    assert summary_of(analysis).verdict.startswith("The GPU works 90% of the trace")
