@@ -160,7 +160,7 @@ class _Calls:
             zip(rows.name.tolist(), rows.grid_blocks.tolist(), rows.bytes.tolist(), strict=True)
         )
         self._parameters = _parameters(timeline)
-        self._settings = _settings(timeline.trace.context, device)
+        self._settings = _settings(timeline, device)
         self._cache: dict[Any, tuple[Cost | None, ...]] = {}
         #: FLOPs and bytes of what is costed inside an operator.
         self._inside: dict[int, tuple[float, float]] = {}
@@ -267,9 +267,12 @@ def _parsed(args: tuple[bytes, bytes, bytes, bytes]) -> tuple[tuple[Any, ...], t
     return costs.parse_inputs(*lists)
 
 
-def _settings(context: dict[str, Any], device: Device | None) -> dict[str, object]:
-    flags = context.get("flags")
+def _settings(timeline: Timeline, device: Device | None) -> dict[str, object]:
+    flags = timeline.trace.context.get("flags")
     settings: dict[str, object] = dict(flags) if isinstance(flags, dict) else {}
+    if timeline.cpu_only:
+        # They are set by default, whether or not there is a GPU that they could govern.
+        settings = {name: flag for name, flag in settings.items() if not name.startswith("allow_tf32")}
     if device is not None:
         sizes = {"l2_bytes": device.llc_bytes or device.l2_bytes, "sm_count": device.sms}
         settings |= {key: size for key, size in sizes.items() if size}

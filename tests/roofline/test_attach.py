@@ -198,3 +198,11 @@ def test_on_the_cpu_times_add_up_to_those_of_the_outermost_operators(intervals) 
     covered = {(tid, moment) for _, ts, dur, tid in kept for moment in range(ts, ts + dur)}
     timeline = gather_host_operators(builder.join())
     assert timeline.launches.dur_ns.sum() == 1000 * len(covered)
+
+
+def test_on_the_cpu_flags_of_the_gpu_change_no_pipe() -> None:
+    builder = Builder().context(flags={"allow_tf32_matmul": True}).op("aten::mm", 0, 50, dims=[A, B])
+    timeline = builder.join()
+    assert timeline.cpu_only
+    found = attach_costs(timeline)
+    assert [found.pipes[i] for i in found.pipe.tolist()] == ["vector_fp32"]
