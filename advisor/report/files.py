@@ -53,6 +53,6 @@ def _umask() -> int:
 
 
 def to_json(report: Report) -> str:
-    """The report as indented JSON, with a newline at its end; text that no terminal could show is replaced."""
+    """The report as indented JSON, with a newline at its end; text that nothing could show is replaced."""
     text = msgspec.json.encode(printable(report)).decode("utf-8", "replace")
     return msgspec.json.format(text, indent=1) + "\n"

@@ -149,6 +149,22 @@ def orphans(analysis: Analysis, summary: Summary) -> Iterator[Quality]:
 
 
 @check
+def outside(analysis: Analysis, summary: Summary) -> Iterator[Quality]:
+    """Work that was launched between or after the marked steps."""
+    rows = analysis.timeline.launches
+    total = float(rows.dur_ns.sum())
+    lost = float(rows.dur_ns[(rows.step < 0) & (rows.launch_ts_ns >= 0)].sum())
+    if total and lost > 0.05 * total:
+        kind = "operator" if analysis.timeline.cpu_only else "device"
+        yield _remark(
+            "warning",
+            "steps.outside",
+            f"{lost / total:.0%} of {kind} time was launched outside the marked steps and is left out of the "
+            "per-step figures",
+        )
+
+
+@check
 def coverage(analysis: Analysis, summary: Summary) -> Iterator[Quality]:
     """Device time without a cost, and why."""
     costed = summary.coverage.costed_time_fraction

@@ -105,6 +105,12 @@ def test_work_launched_before_the_trace_is_told_by_its_share(orphaned_us, level)
     assert (found["join.orphans"].level if "join.orphans" in found else None) == level
 
 
+@pytest.mark.parametrize(("outside_us", "told"), [(10, False), (200, True)])
+def test_work_launched_outside_the_steps_is_told_once_it_matters(outside_us, told) -> None:
+    builder = loop().launch("after", 20_000, at=20_100, dur=outside_us)
+    assert ("steps.outside" in remarks(builder, baseline_step_ms=1)) is told
+
+
 def test_uncosted_time_says_whether_shapes_are_missing() -> None:
     without = Builder()
     for i in range(3):
