@@ -191,3 +191,25 @@ def test_progress_is_called_before_each_file(tmp_path: Path) -> None:
     seen: list[str] = []
     analyze_files(files, progress=seen.append)
     assert seen == files
+
+
+def real_traces() -> list[Path]:
+    folder = Path(__file__).parents[3] / "shared"
+    return sorted((folder / "traces").glob("*/*.json.gz")) + sorted((folder / "truth").glob("**/*.json.gz"))
+
+
+@pytest.mark.parametrize("path", real_traces(), ids=lambda path: path.name)
+def test_every_real_trace_gives_a_report_whose_shares_add_up(path: Path) -> None:
+    report = analyze(path, baseline_step_ms=20.0)
+    json.loads(to_json(report), parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+    for slices in (report.breakdown.step, report.breakdown.phase, report.breakdown.family):
+        assert not slices or sum(part.fraction or 0 for part in slices) == pytest.approx(1)
+    if not report.summary.cpu_only:
+        assert sum(part.time_ms_per_step for part in report.breakdown.step) == pytest.approx(20.0)
+    if report.kernels:
+        bound = report.summary.bound_time_fraction
+        assert sum(getattr(bound, name) for name in bound.__struct_fields__) == pytest.approx(1)
+        assert sum(group.time_fraction for group in report.kernels) == pytest.approx(1)
+    for group in report.kernels:
+        assert (group.flops is None) == (group.bytes_read is None) == (group.pipe is None)
+        assert group.flops is None or group.flops >= 0

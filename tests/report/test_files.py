@@ -26,9 +26,14 @@ def test_a_file_appears_only_when_it_is_complete(tmp_path: Path) -> None:
 def test_what_was_there_before_survives_a_failure(tmp_path: Path, error: type[BaseException]) -> None:
     path = tmp_path / "out.txt"
     path.write_text("old")
-    with pytest.raises(error), writing(path) as file:
-        file.write("new")
-        raise error
+
+    def fail_halfway() -> None:
+        with writing(path) as file:
+            file.write("new")
+            raise error
+
+    with pytest.raises(error):
+        fail_halfway()
     assert path.read_text() == "old"
     assert os.listdir(tmp_path) == ["out.txt"]
 
