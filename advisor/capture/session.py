@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -68,12 +70,14 @@ class Session:
             experimental_config=_trace_only(),
         )
         self._running = True
-        self._profiler.start()
+        with _unwarned():
+            self._profiler.start()
 
     def step(self) -> None:
         """A step has ended and another follows."""
         if self._profiler is not None and self._running:
-            self._profiler.step()
+            with _unwarned():
+                self._profiler.step()
 
     def stop(self) -> None:
         """End the recording; waits for the device, once."""
@@ -111,6 +115,14 @@ class Session:
             self.release()
         finally:
             self._teardown.close()
+
+
+@contextlib.contextmanager
+def _unwarned() -> Iterator[None]:
+    """Without torch's word on several cycles, of which there is one here."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*Profiler clears events")
+        yield
 
 
 def _trace_only() -> Any:
