@@ -90,26 +90,28 @@ def attach_costs(timeline: Timeline, device: Device | None = None) -> LaunchCost
     calls = _Calls(timeline, device)
     owner = nearest(rows.op, timeline.op_parent, calls.known)
     pending: dict[int, list[int]] = {}
-    for row in np.flatnonzero(owner >= 0).tolist():
-        pending.setdefault(int(owner[row]), []).append(row)
+    for row, op in enumerate(owner.tolist()):
+        if op >= 0:
+            pending.setdefault(op, []).append(row)
     # Operators are sorted by start, longer first, so those inside come after those around them.
     queue = [-op for op in pending]
     heapq.heapify(queue)
+    kinds = rows.kind.tolist()
     costed_rows: list[int] = []
     costed: list[Cost] = []
     while queue:
         op = -heapq.heappop(queue)
         own = sorted(pending.pop(op))
         found = calls.costs(op, own)
-        known = [(row, cost) for row, cost in zip(own, found, strict=True) if cost is not None]
-        if known:
+        if found:
             calls.count_inside(op, found)
+            known = [(row, cost) for row, cost in zip(own, found, strict=True) if cost is not None]
             costed_rows += [row for row, _ in known]
             costed += [cost for _, cost in known]
-        # Memsets and copies have a cost under any operator: they do not make its formula one that can tell.
-        own = [row for row, cost in zip(own, found, strict=True) if cost is None]
-        if not own or any(rows.kind[row] not in (MEMCPY, MEMSET) for row, _ in known):
-            continue
+            # Memsets and copies have a cost under any operator, and do not show that its formula can tell.
+            if len(known) == len(own) or any(kinds[row] not in (MEMCPY, MEMSET) for row, _ in known):
+                continue
+            own = [row for row, cost in zip(own, found, strict=True) if cost is None]
         outer = -1 if timeline.cpu_only else calls.known_around(op)
         if outer >= 0:
             if outer not in pending:
@@ -162,17 +164,19 @@ class _Calls:
         self._parameters = _parameters(timeline)
         self._settings = _settings(timeline, device)
         self._cache: dict[Any, tuple[Cost | None, ...]] = {}
+        self._chains: dict[int, tuple[int, ...]] = {}
         #: FLOPs and bytes of what is costed inside an operator.
         self._inside: dict[int, tuple[float, float]] = {}
 
     def costs(self, op: int, rows: Sequence[int]) -> tuple[Cost | None, ...]:
-        """Cost of each of these launches of an operator; all None for a composite."""
+        """Cost of each of these launches of an operator; empty if none can be told, or it is a composite."""
         work = () if self._whole_operators else tuple([self._launches[row] for row in rows])
         key = (self._op_name[op], _arguments(self._args[op]), work, self._ancestors(op))
         found = self._cache.get(key)
         if found is None:
-            found = self._cache[key] = self._work_out(*key)
-        return (None,) * len(rows) if self._is_composite(op, found) else found
+            found = self._work_out(*key)
+            found = self._cache[key] = found if any(found) else ()
+        return () if op in self._inside and self._is_composite(op, found) else found
 
     def count_inside(self, op: int, found: Sequence[Cost | None]) -> None:
         """Remember, for the operators around this one, how much of their work is costed already."""
@@ -191,8 +195,6 @@ class _Calls:
         return above
 
     def _is_composite(self, op: int, found: Sequence[Cost | None]) -> bool:
-        if op not in self._inside:
-            return False
         flops, nbytes = _amount(found)
         inside_flops, inside_bytes = self._inside[op]
         if flops > 0:
@@ -200,12 +202,20 @@ class _Calls:
         return inside_bytes >= _COMPOSITE_BYTES * nbytes
 
     def _ancestors(self, op: int) -> tuple[int, ...]:
+        """Names of the operators around one, innermost first."""
         above = self._parent[op]
-        chain: list[int] = []
-        while above >= 0 and len(chain) < _MAX_ANCESTORS:
-            chain.append(self._op_name[above])
-            above = self._parent[above]
-        return tuple(chain)
+        if above < 0:
+            return ()
+        # Neighbours share their surroundings.
+        chain = self._chains.get(above)
+        if chain is None:
+            outer: list[int] = []
+            at = above
+            while at >= 0 and len(outer) < _MAX_ANCESTORS:
+                outer.append(self._op_name[at])
+                at = self._parent[at]
+            chain = self._chains[above] = tuple(outer)
+        return chain
 
     def _work_out(
         self,
