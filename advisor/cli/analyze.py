@@ -17,6 +17,7 @@ Examples:
   advisor analyze trace.json --json - --quiet | jq .summary
   advisor analyze old.json.gz --device a100-sxm-40gb --baseline-step-ms 31.5
   advisor analyze trace.json.gz --launches launches.parquet
+  advisor analyze trace.json.gz --counters ncu.csv     beside Nsight Compute's hardware counters
 """
 FILE = click.Path(dir_okay=False, path_type=Path)
 POSITIVE = click.FloatRange(min=0, min_open=True)
@@ -53,6 +54,12 @@ POSITIVE = click.FloatRange(min=0, min_open=True)
     "--max-gb", type=click.FloatRange(min=0, min_open=True), help="Refuse a trace larger than this unpacked."
 )
 @click.option("--hta", is_flag=True, help="Add Holistic Trace Analysis' figures beside ours.")
+@click.option(
+    "--counters",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="NCU.CSV",
+    help="Nsight Compute's CSV of the same program: measured beside modelled.",
+)
 @click.option("--force", is_flag=True, help="Overwrite files that exist.")
 @click.option("-q", "--quiet", is_flag=True, help="Nothing on the terminal but errors.")
 def command(
@@ -66,6 +73,7 @@ def command(
     baseline_step_ms: float | None,
     max_gb: float | None,
     hta: bool,
+    counters: Path | None,
     force: bool,
     quiet: bool,
 ) -> None:
@@ -78,8 +86,10 @@ def command(
         output = Path("report.html")
 
     from advisor.report.build import analyze_files
+    from advisor.report.counters import add_counters
     from advisor.report.hta import add_hta, require_hta
     from advisor.report.launches import check_launches_path, write_launches
+    from advisor.roofline.counters import read_counters
     from advisor.trace.sources import find_traces
 
     files = find_traces(paths)
@@ -88,6 +98,7 @@ def command(
         check_launches_path(launches_to)
     if hta:
         require_hta()
+    counted = read_counters(counters) if counters else None
     with _progress(len(files), hidden=quiet or to_stdout) as advance:
         report, analysis = analyze_files(
             files,
@@ -100,8 +111,9 @@ def command(
     if hta:
         with _spinner("Holistic Trace Analysis reads the same traces", hidden=quiet or to_stdout):
             add_hta(report, analysis)
+    joined = add_counters(report, analysis, counted) if counted else None
     if launches_to:
-        write_launches(analysis, launches_to)
+        write_launches(analysis, launches_to, joined.counted if joined else None)
     _write_report(report, output, json_to, markdown_to)
     if not quiet and not to_stdout:
         from rich.console import Console

@@ -12,11 +12,13 @@ import numpy as np
 from advisor import __version__
 from advisor.errors import InputError
 from advisor.report.analysis import Analysis, analyse_timeline
+from advisor.report.counters import add_counters
 from advisor.report.groups import kernel_groups
 from advisor.report.hta import add_hta, require_hta
 from advisor.report.model import DeviceInfo, Loss, Peak, Quality, RankSummary, Report, TraceFile, TraceInfo
 from advisor.report.quality import by_level, data_quality
 from advisor.report.summary import break_down, summarise
+from advisor.roofline.counters import read_counters
 from advisor.roofline.devices import Device
 from advisor.trace.events import KERNEL
 from advisor.trace.link import load
@@ -31,6 +33,7 @@ def analyze(
     baseline_step_ms: float | None = None,
     limit_bytes: int | None = None,
     hta: bool = False,
+    counters: str | os.PathLike[str] | None = None,
 ) -> Report:
     """Report on saved traces.
 
@@ -41,12 +44,13 @@ def analyze(
         baseline_step_ms: step time without the profiler, in ms.
         limit_bytes: refuse a trace larger than this unpacked.
         hta: add Holistic Trace Analysis' figures beside ours; see `advisor.report.hta`.
+        counters: Nsight Compute's CSV of a run of the same program; see `advisor.roofline.counters`.
 
     Returns:
         The report; details are those of the lowest rank, `Report.ranks` has one row a trace.
 
     Raises:
-        InputError: no trace was found, or none can be read.
+        InputError: no trace was found, or none can be read; or the counters cannot.
         UsageError: no such device.
         MissingExtraError: `hta` without its packages.
 
@@ -57,6 +61,7 @@ def analyze(
     """
     if hta:
         require_hta()
+    counted = read_counters(Path(counters)) if counters else None
     given = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
     report, primary = analyze_files(
         find_traces(given),
@@ -67,6 +72,8 @@ def analyze(
     )
     if hta:
         add_hta(report, primary)
+    if counted:
+        add_counters(report, primary, counted)
     return report
 
 

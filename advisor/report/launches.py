@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import importlib.util
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +13,17 @@ from advisor.errors import MissingExtraError, UsageError
 from advisor.report.analysis import Analysis
 from advisor.report.files import writing
 from advisor.roofline.bound import BOUNDS
+from advisor.roofline.counters import Counted
 from advisor.trace.phases import PHASES
 
 COLUMNS = (
     "ts_ns", "dur_ns", "stream", "name", "op", "op_id", "module", "phase", "step", "flops", "bytes_read",
     "bytes_written", "pipe", "intensity", "bound", "efficiency",
+)  # fmt: skip
+#: Appended where hardware counters were given.
+MEASURED_COLUMNS = (
+    "measured_time_ns", "measured_flops", "measured_bytes_read", "measured_bytes_written",
+    "measured_dram_pct",
 )  # fmt: skip
 #: What a column holds, so that one of which nothing is known has its type too; the others are floats.
 _KINDS = {
@@ -75,37 +81,55 @@ def check_launches_path(path: Path) -> None:
         raise MissingExtraError("writing Parquet", "tables")
 
 
-def write_launches(analysis: Analysis, path: Path) -> None:
+def write_launches(analysis: Analysis, path: Path, counted: Mapping[int, Counted] | None = None) -> None:
     """Write the rows as ``.csv`` or ``.parquet``, by the file's name.
+
+    Args:
+        analysis: whose launches.
+        path: file to write.
+        counted: hardware counters by launch index; given, rows end with `MEASURED_COLUMNS`.
 
     Raises:
         UsageError: another ending, or the file cannot be written.
         MissingExtraError: Parquet without pyarrow.
     """
     check_launches_path(path)
-    _WRITERS[path.suffix](analysis, path)
+    rows = launch_rows(analysis)
+    if counted is None:
+        _WRITERS[path.suffix](COLUMNS, rows, path)
+    else:
+        measured = (row + _measured(counted.get(i)) for i, row in enumerate(rows))
+        _WRITERS[path.suffix](COLUMNS + MEASURED_COLUMNS, measured, path)
 
 
-def _write_csv(analysis: Analysis, path: Path) -> None:
+def _measured(counted: Counted | None) -> tuple[float | None, ...]:
+    """One row's `MEASURED_COLUMNS`."""
+    if counted is None:
+        return (None,) * len(MEASURED_COLUMNS)
+    return counted.time_ns, counted.flops, counted.bytes_read, counted.bytes_written, counted.dram_pct
+
+
+def _write_csv(names: Sequence[str], rows: Iterable[tuple[Any, ...]], path: Path) -> None:
     with writing(path) as file:
         writer = csv.writer(file)
-        writer.writerow(COLUMNS)
-        writer.writerows(launch_rows(analysis))
+        writer.writerow(names)
+        writer.writerows(rows)
 
 
-def _write_parquet(analysis: Analysis, path: Path) -> None:
+def _write_parquet(names: Sequence[str], rows: Iterable[tuple[Any, ...]], path: Path) -> None:
     import pyarrow
     from pyarrow import parquet
 
     kinds = {"text": pyarrow.string(), "int": pyarrow.int64(), "float": pyarrow.float64()}
-    schema = pyarrow.schema([(name, kinds[_KINDS.get(name, "float")]) for name in COLUMNS])
-    columns = list(zip(*launch_rows(analysis), strict=True)) or [()] * len(COLUMNS)
+    schema = pyarrow.schema([(name, kinds[_KINDS.get(name, "float")]) for name in names])
+    columns = list(zip(*rows, strict=True)) or [()] * len(names)
     table = pyarrow.table([list(column) for column in columns], schema=schema)
     with writing(path, binary=True) as file:
         parquet.write_table(table, file)
 
 
-_WRITERS: dict[str, Callable[[Analysis, Path], None]] = {".csv": _write_csv, ".parquet": _write_parquet}
+_Writer = Callable[[Sequence[str], Iterable[tuple[Any, ...]], Path], None]
+_WRITERS: dict[str, _Writer] = {".csv": _write_csv, ".parquet": _write_parquet}
 
 
 def _known(value: float) -> float | None:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import pandas
 
 #: Raised when a field changes meaning or goes (major) or is added (minor).
-SCHEMA_VERSION = "1.0"
+SCHEMA_VERSION = "1.1"
 
 
 class Struct(msgspec.Struct):
@@ -198,6 +198,34 @@ class Breakdown(Struct, kw_only=True):
     family: list[Slice] = []
 
 
+class Measured(Struct, kw_only=True):
+    """What hardware counters say of a group, and the model beside it: means over the launches joined.
+
+    Per launch, not per step: counters may cover a part of a group's launches.
+    """
+
+    #: Launches of the group that have counters.
+    launches: int
+    #: Duration under the counters' tool, in ms.
+    time_ms: float | None = None
+    #: Of device memory.
+    bytes_read: float | None = None
+    #: Of device memory; what stays in a cache is not written.
+    bytes_written: float | None = None
+    #: Of matrix units where they worked, else of plain arithmetic; null if not collected.
+    flops: float | None = None
+    #: Of the peak bandwidth.
+    dram_fraction: float | None = None
+    #: The model's, over the same launches; null if one of them has no cost.
+    modelled_bytes_read: float | None = None
+    #: The model's, over the same launches; null if one of them has no cost.
+    modelled_bytes_written: float | None = None
+    #: The model's, over the same launches; null if one of them has no cost.
+    modelled_flops: float | None = None
+    #: memory or compute by the counted intensity; null where it cannot be told or launches differ.
+    bound: str | None = None
+
+
 class KernelGroup(Struct, kw_only=True):
     """Launches of one kernel by one operator in one kind of module and phase, under one bound.
 
@@ -238,6 +266,8 @@ class KernelGroup(Struct, kw_only=True):
     efficiency: float | None = None
     #: Any of latency, inefficient, cached, above_roof, no_roof, pageable.
     flags: list[str] = []
+    #: Hardware counters, where a file of them was given and could be joined.
+    measured: Measured | None = None
 
 
 class Saving(Struct, kw_only=True):
@@ -321,6 +351,56 @@ class CrossCheck(Struct, kw_only=True):
     difference_fraction: float | None
 
 
+class Disagreement(Struct, kw_only=True):
+    """One launch whose counters contradict the model."""
+
+    #: Of the kernel.
+    name: str
+    #: Innermost operator around the launch; null outside any.
+    op: str | None
+    #: ``uncosted``, ``flops``, ``bytes read`` or ``bound``.
+    what: str
+    #: The model's figure or bound; null without one.
+    modelled: float | str | None
+    #: The counters' figure, or the bound that their intensity gives.
+    measured: float | str | None
+    #: Duration under the counters' tool, in ms.
+    time_ms: float
+
+
+class CounterSummary(Struct, kw_only=True):
+    """How far hardware counters bear the model out. Fractions are of the joined launches' time."""
+
+    #: File of counters.
+    path: str
+    #: Launches in it.
+    launches: int
+    #: Launches of it that were joined to the trace's.
+    joined: int
+    #: Joined launches over the trace's kernels.
+    joined_launch_fraction: float | None
+    #: Their time over that of the trace's kernels.
+    joined_time_fraction: float | None
+    #: Has a cost.
+    costed_time_fraction: float | None = None
+    #: Of kernels of matrix units: FLOPs within 2 %.
+    flops_agree_time_fraction: float | None = None
+    #: Of kernels that read over 64 MB: modelled bytes read within a factor 1.25 of the counted.
+    read_within_1_25_time_fraction: float | None = None
+    #: The same within a factor 1.5.
+    read_within_1_5_time_fraction: float | None = None
+    #: The bound is the one that the counted intensity gives.
+    bound_agrees_time_fraction: float | None = None
+    #: Modelled over counted bytes read of the kernels that read over 64 MB: 5th percentile by time.
+    read_ratio_p5: float | None = None
+    #: Median of the same.
+    read_ratio_p50: float | None = None
+    #: 95th percentile of the same.
+    read_ratio_p95: float | None = None
+    #: The longest launches that the model gets wrong.
+    disagreements: list[Disagreement] = []
+
+
 class Report(Struct, kw_only=True):
     """Everything known about one captured loop."""
 
@@ -350,6 +430,8 @@ class Report(Struct, kw_only=True):
     ranks: list[RankSummary] = []
     #: Another tool's figures beside ours; empty unless asked for.
     cross_checks: list[CrossCheck] = []
+    #: Hardware counters beside the model; null unless a file of them was given.
+    counters: CounterSummary | None = None
 
     def to_pandas(self, table: str = "kernels") -> pandas.DataFrame:
         """One of the report's lists as a data frame, a row an entry; what is not known is NaN or None.
