@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -42,7 +43,8 @@ _ENGINE = re.compile(
 )
 #: Ranges that the loop's own thread carries.
 _LOOP = re.compile(r"^(?:ProfilerStep#|Optimizer\.|enumerate\(DataLoader\))")
-_OPTIMIZER_OP = re.compile(r"^(?:aten|torchao|bitsandbytes)::_(?:fused_(?:adam|sgd|adagrad)|foreach_)")
+_FUSED_OPTIMIZER = re.compile(r"::_?fused_(?:adam|sgd|adagrad)")
+_FOREACH = re.compile(r"^aten::_foreach_")
 
 
 def is_backward(op_name: str) -> bool:
@@ -101,15 +103,19 @@ def _inferred(trace: Trace, launches: Launches, parent: np.ndarray, steps: Steps
     ended = _last_end_in_step(steps, ops.ts_ns[engine], ops.end_ns[engine])
     backward_over = (launches.step >= 0) & (ended >= 0)[launches.step] & (ts >= ended[launches.step])
     phase[backward_over] = _CODE["other"]
-    by_optimizer = nearest(launches.op, parent, named(trace.names, ops.name, _OPTIMIZER_OP.match)) >= 0
-    phase[by_optimizer & backward_over] = _CODE["optimizer"]
+
+    def under(test: Callable[[str], object]) -> np.ndarray:
+        return nearest(launches.op, parent, named(trace.names, ops.name, test)) >= 0
+
+    phase[backward_over & under(_FOREACH.match)] = _CODE["optimizer"]
+    phase[under(_FUSED_OPTIMIZER.search)] = _CODE["optimizer"]
 
     to_device = named(trace.names, launches.name, lambda name: "HtoD" in name or "HostToDevice" in name)
     phase[(launches.kind == MEMCPY) & to_device] = _CODE["input"]
     phase[_inside(trace, marks, "enumerate(DataLoader)", ts) >= 0] = _CODE["input"]
     phase[_in_optimizer_step(trace, ops.ts_ns[engine], ops.end_ns[engine], ts)] = _CODE["optimizer"]
     phase[_inside(trace, marks, "Optimizer.zero_grad#", ts) >= 0] = _CODE["optimizer"]
-    phase[nearest(launches.op, parent, engine) >= 0] = _CODE["backward"]
+    phase[under(is_backward)] = _CODE["backward"]
     # A thread other than the loop's that runs the engine does nothing else.
     loop = marks.track[named(trace.names, marks.name, _LOOP.match)]
     if len(loop):

@@ -141,6 +141,16 @@ def test_fused_and_foreach_operators_after_backward_are_the_optimizers_without_i
     assert phases_of(builder) == {"forward_norm": "forward", "grad": "backward", "adam": "optimizer"}
 
 
+def test_a_fused_optimizer_needs_no_step_marks_to_be_told() -> None:
+    # GIVEN two iterations in a trace without any marks
+    builder = Builder().op("aten::_fused_adamw_", 300, 20).op("aten::_fused_adamw_", 900, 20)
+    launches(builder, ("adam1", 305), ("forward2", 500), ("adam2", 905))
+    launches(builder.on(BACKWARD).op(ENGINE, 100, 100).op(ENGINE, 700, 100), ("b1", 150), ("b2", 750))
+    assert phases_of(builder) == {
+        "b1": "backward", "adam1": "optimizer", "forward2": "forward", "b2": "backward", "adam2": "optimizer",
+    }  # fmt: skip
+
+
 def test_collectives_are_communication_wherever_they_are_launched() -> None:
     builder = Builder().step(1, 0, 400).range("advisor::phase::backward", 100, 100)
     builder.launch("ncclDevKernel_AllReduce_Sum_bf16_RING_LL(x)", 150, at=160, dur=5)
