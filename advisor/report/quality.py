@@ -94,6 +94,18 @@ def device(analysis: Analysis, summary: Summary) -> Iterator[Quality]:
 
 
 @check
+def roofs(analysis: Analysis, summary: Summary) -> Iterator[Quality]:
+    """Roofs that were measured in place of the datasheet's."""
+    found = analysis.device
+    if found.roofs == "measured" and found.datasheet_peaks:
+        yield _remark(
+            "info",
+            "device.measured",
+            f"efficiencies are told of roofs {found.bandwidth_source}; --roofs datasheet takes the datasheet's",
+        )
+
+
+@check
 def observer(analysis: Analysis, summary: Summary) -> Iterator[Quality]:
     """The profiler's own cost on the host side."""
     profiled, baseline = analysis.profiled_step_ns, analysis.baseline_ns
@@ -119,8 +131,12 @@ def observer(analysis: Analysis, summary: Summary) -> Iterator[Quality]:
         yield _remark(
             "info",
             "baseline.inflated",
-            f"the profiled steps took {profiled / baseline:.2f}x the real step time; GPU busy and the step's "
-            "breakdown are told against the real one",
+            f"the profiled steps took {profiled / baseline:.2f}x the real step time"
+            + (
+                ""
+                if analysis.timeline.cpu_only
+                else ": busy share and breakdown are told against the real one"
+            ),
         )
 
 
@@ -128,7 +144,8 @@ def observer(analysis: Analysis, summary: Summary) -> Iterator[Quality]:
 def lingering(analysis: Analysis, summary: Summary) -> Iterator[Quality]:
     """Steps that stayed slower after the capture window."""
     after = analysis.timeline.trace.context.get("after")
-    if not isinstance(after, dict) or after.get("verified") is not False:
+    # On a CPU the analysis of the capture takes its share of the same cores for a while.
+    if analysis.timeline.cpu_only or not isinstance(after, dict) or after.get("verified") is not False:
         return
     ratio = after.get("ratio")
     times = f"{ratio:.2f}x" if isinstance(ratio, (int, float)) else "longer than"

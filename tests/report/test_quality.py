@@ -96,6 +96,11 @@ def test_steps_that_stay_slower_after_the_capture_are_told(verified, told) -> No
     assert ("capture.lingering" in remarks(builder, baseline_step_ms=1)) is told
 
 
+def test_on_the_cpu_slower_steps_after_the_capture_say_nothing() -> None:
+    builder = Builder(device=None).context(after={"ratio": 7.0, "verified": False})
+    assert "capture.lingering" not in remarks(builder.op("aten::mm", 0, 9, dims=[SQUARE, SQUARE]))
+
+
 @pytest.mark.parametrize(("orphaned_us", "level"), [(0, None), (10, "info"), (200, "warning")])
 def test_work_launched_before_the_trace_is_told_by_its_share(orphaned_us, level) -> None:
     builder = loop()
