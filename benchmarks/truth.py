@@ -66,7 +66,7 @@ class Outcome:
 
 def judge(trace: Path, counters: Path) -> Outcome:
     """Analyse a trace against the datasheet's roofs and compare each launch with its counters."""
-    analysis = analyse_timeline(load(str(trace)))
+    analysis = analyse_timeline(load(str(trace)), roofs="datasheet")
     joined = join_counters(analysis, read_counters(counters)).counted
     rows, names = analysis.timeline.launches, analysis.timeline.trace.names
     order = sorted(joined)

@@ -13,3 +13,9 @@ def shared() -> Path:
     if not SHARED.is_dir():
         pytest.skip("no folder ../shared with real traces")
     return SHARED
+
+
+@pytest.fixture(autouse=True)
+def _no_measured_roofs(tmp_path_factory, monkeypatch):
+    """Roofs measured on the machine that runs the tests must not change what they see."""
+    monkeypatch.setenv("TRAINING_ADVISOR_CACHE", str(tmp_path_factory.getbasetemp() / "no-cache"))

@@ -55,6 +55,12 @@ POSITIVE = click.FloatRange(min=0, min_open=True)
 )
 @click.option("--hta", is_flag=True, help="Add Holistic Trace Analysis' figures beside ours.")
 @click.option(
+    "--roofs",
+    type=click.Choice(["auto", "datasheet", "measured"]),
+    default="auto",
+    help="Roofs of the datasheet, or those of 'advisor calibrate'. [auto: measured where they are]",
+)
+@click.option(
     "--counters",
     type=click.Path(dir_okay=False, path_type=Path),
     metavar="NCU.CSV",
@@ -73,6 +79,7 @@ def command(
     baseline_step_ms: float | None,
     max_gb: float | None,
     hta: bool,
+    roofs: str,
     counters: Path | None,
     force: bool,
     quiet: bool,
@@ -105,6 +112,7 @@ def command(
             device=device,
             devices_toml=devices_toml,
             baseline_step_ms=baseline_step_ms,
+            roofs=roofs,
             limit_bytes=int(max_gb * 1e9) if max_gb else None,
             progress=advance,
         )

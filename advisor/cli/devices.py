@@ -10,6 +10,7 @@ import click
 if TYPE_CHECKING:
     from advisor.roofline.device_table import Row
     from advisor.roofline.devices import Device
+    from advisor.roofline.measured import Measured
 
 
 @click.command()
@@ -34,18 +35,37 @@ def command(name: str | None, table: Path | None, as_json: bool) -> None:
 
     from advisor.roofline.devices import device_of_row, device_rows, find_device
 
+    measured = _measured_by_row(table)
     if name is not None:
         device = find_device(None, override=name, user_toml=table)
-        click.echo(json.dumps(_as_dict(device), indent=2) if as_json else _sheet(device))
+        here = measured.get(device.matched or "")
+        click.echo(json.dumps(_as_dict(device, here), indent=2) if as_json else _sheet(device, here))
         return
     rows = device_rows(table)
     if as_json:
-        click.echo(json.dumps([_as_dict(device_of_row(row)) for row in rows.values()], indent=2))
+        found = [_as_dict(device_of_row(row), measured.get(row.key)) for row in rows.values()]
+        click.echo(json.dumps(found, indent=2))
     else:
-        _print_table(rows)
+        _print_table(rows, measured)
 
 
-def _as_dict(device: Device) -> dict[str, Any]:
+def _measured_by_row(table: Path | None) -> dict[str, Measured]:
+    """What `advisor calibrate` measured on this machine, by row of the list."""
+    from advisor.roofline.devices import find_device
+    from advisor.roofline.measured import all_measured
+
+    found = {}
+    for one in all_measured():
+        properties = {"name": one.name, "totalGlobalMem": one.total_memory_bytes, "numSms": one.sms}
+        row = find_device(properties, user_toml=table).matched
+        if row:
+            found[row] = one
+    return found
+
+
+def _as_dict(device: Device, measured: Measured | None) -> dict[str, Any]:
+    import msgspec
+
     return {
         "key": device.matched,
         "name": device.name,
@@ -71,6 +91,7 @@ def _as_dict(device: Device) -> dict[str, Any]:
         "peer_bytes_per_s": device.peer_bytes_per_s,
         "peer_source": device.peer_source,
         "note": device.note or None,
+        "measured": msgspec.to_builtins(measured),
     }
 
 
@@ -78,7 +99,7 @@ def _scaled(value: float | None, scale: float, unit: str = "", digits: int = 4) 
     return "–" if value is None else f"{value / scale:,.{digits}g}{unit}"
 
 
-def _sheet(device: Device) -> str:
+def _sheet(device: Device, measured: Measured | None) -> str:
     lines = [f"{device.name} ({device.matched}; figures: {device.roofs})"]
     if device.note:
         lines.append(f"  {device.note}")
@@ -101,10 +122,14 @@ def _sheet(device: Device) -> str:
     ]
     lines.append("")
     lines += [f"  {label:<13}{value:<22}{source}".rstrip() for label, value, source in rows]
+    if measured:
+        lines += ["", f"  measured here on {measured.measured_on} (advisor calibrate); analyses prefer these"]
+        lines.append(f"  {'bandwidth':<13}{_scaled(measured.bandwidth_bytes_per_s, 1e12, ' TB/s')}")
+        lines += [f"  {pipe:<13}{_scaled(rate, 1e12, ' TFLOP/s')}" for pipe, rate in measured.peaks.items()]
     return "\n".join(lines)
 
 
-def _print_table(rows: dict[str, Row] | Any) -> None:
+def _print_table(rows: dict[str, Row] | Any, measured: dict[str, Measured]) -> None:
     from rich.console import Console
     from rich.table import Table
 
@@ -139,3 +164,9 @@ def _print_table(rows: dict[str, Row] | Any) -> None:
     )
     if any(row.user for row in rows.values()):
         console.print("* from your own table", highlight=False)
+    for key, one in measured.items():
+        console.print(
+            f"{key} was measured here on {one.measured_on} (advisor calibrate): "
+            f"{_scaled(one.bandwidth_bytes_per_s, 1e12)} TB/s",
+            highlight=False,
+        )

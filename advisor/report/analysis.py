@@ -23,6 +23,7 @@ from advisor.roofline.launch_class import (
     device_traffic,
     launch_classes,
 )
+from advisor.roofline.measured import choose_roofs
 from advisor.trace.intervals import union_ns
 from advisor.trace.link import Timeline
 from advisor.trace.steps import step_times_ns
@@ -159,6 +160,7 @@ def analyse_timeline(
     device: str | None = None,
     devices_toml: Path | None = None,
     baseline_step_ms: float | None = None,
+    roofs: str = "auto",
 ) -> Analysis:
     """Set a joined trace against its device and its baseline.
 
@@ -167,15 +169,21 @@ def analyse_timeline(
         device: name or TOML that overrides what the trace says of its device.
         devices_toml: further device rows of the user's.
         baseline_step_ms: step time without the profiler; overrides the capture's own.
+        roofs: ``"auto"`` takes what `advisor calibrate` measured on the trace's device, where it did on
+            this machine and the user names no device and gives no figures, else the datasheet's;
+            ``"datasheet"`` and ``"measured"`` insist.
 
     Raises:
-        UsageError: no such device. InputError: a device file that cannot be used.
+        UsageError: no such device, or `roofs` insists on what was not measured.
+        InputError: a device file that cannot be used.
     """
     if timeline.cpu_only:
         timeline = gather_host_operators(timeline)
-    roofs = _device_of(timeline, device, devices_toml)
+    found = _device_of(timeline, device, devices_toml)
+    if not timeline.cpu_only:
+        found = choose_roofs(found, _properties(timeline), roofs, named=device is not None)
     baseline, source = _baseline(timeline.trace.context, baseline_step_ms)
-    return Analysis(timeline, roofs, baseline, source)
+    return Analysis(timeline, found, baseline, source)
 
 
 def _device_of(timeline: Timeline, override: str | None, devices_toml: Path | None) -> Device:

@@ -33,6 +33,7 @@ def analyze(
     baseline_step_ms: float | None = None,
     limit_bytes: int | None = None,
     hta: bool = False,
+    roofs: str = "auto",
     counters: str | os.PathLike[str] | None = None,
 ) -> Report:
     """Report on saved traces.
@@ -44,6 +45,7 @@ def analyze(
         baseline_step_ms: step time without the profiler, in ms.
         limit_bytes: refuse a trace larger than this unpacked.
         hta: add Holistic Trace Analysis' figures beside ours; see `advisor.report.hta`.
+        roofs: ``"auto"``, ``"datasheet"`` or ``"measured"``; see `analyse_timeline`.
         counters: Nsight Compute's CSV of a run of the same program; see `advisor.roofline.counters`.
 
     Returns:
@@ -68,6 +70,7 @@ def analyze(
         device=device,
         devices_toml=Path(devices_toml) if devices_toml else None,
         baseline_step_ms=baseline_step_ms,
+        roofs=roofs,
         limit_bytes=limit_bytes,
     )
     if hta:
@@ -83,6 +86,7 @@ def analyze_files(
     device: str | None = None,
     devices_toml: Path | None = None,
     baseline_step_ms: float | None = None,
+    roofs: str = "auto",
     limit_bytes: int | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> tuple[Report, Analysis]:
@@ -109,7 +113,11 @@ def analyze_files(
             unreadable.append(Quality(level="error", code="read.file", message=str(error)))
             continue
         analysis = analyse_timeline(
-            timeline, device=device, devices_toml=devices_toml, baseline_step_ms=baseline_step_ms
+            timeline,
+            device=device,
+            devices_toml=devices_toml,
+            baseline_step_ms=baseline_step_ms,
+            roofs=roofs,
         )
         ranks.append(_rank_summary(analysis))
         traces.append(_trace_file(analysis))
@@ -164,6 +172,7 @@ def device_info(device: Device) -> DeviceInfo:
                 flops_per_s=peak,
                 ridge_flops_per_byte=device.ridge(pipe) or 0.0,
                 source=device.peak_sources.get(pipe, ""),
+                datasheet_flops_per_s=_datasheet_peak(device, pipe),
             )
             for pipe, peak in device.peaks.items()
         ],
@@ -175,6 +184,12 @@ def device_info(device: Device) -> DeviceInfo:
         link_bytes_per_s=device.link_bytes_per_s,
         link_source=device.link_source,
     )
+
+
+def _datasheet_peak(device: Device, pipe: str) -> float | None:
+    if device.roofs == "measured":
+        return device.datasheet_peaks.get(pipe)
+    return device.peak(pipe) if device.roofs == "datasheet" else None
 
 
 def _trace_file(analysis: Analysis) -> TraceFile:

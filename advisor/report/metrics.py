@@ -132,7 +132,10 @@ def _busy(report: Report) -> Metric:
 
 def _mfu(report: Report) -> Metric:
     roofs = [peak for peak in peaks_used(report) if peak.pipe.startswith("tensor_")] or peaks_used(report)
-    against = ", ".join(f"{fmt.flops_per_s(peak.flops_per_s)} {fmt.pipe(peak.pipe)}" for peak in roofs[:2])
+    against = ", ".join(
+        f"{fmt.flops_per_s(peak.datasheet_flops_per_s or peak.flops_per_s)} {fmt.pipe(peak.pipe)}"
+        for peak in roofs[:2]
+    )
     return Metric(
         "Model FLOPs utilisation",
         _optional(fmt.percent(report.summary.mfu)),

@@ -67,6 +67,8 @@ class Peak(Struct, kw_only=True):
     ridge_flops_per_byte: float
     #: Where the figure comes from.
     source: str
+    #: The datasheet's dense FLOP/s, which utilisation is told of; null where it has none.
+    datasheet_flops_per_s: float | None = None
 
 
 class DeviceInfo(Struct, kw_only=True):

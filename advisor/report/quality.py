@@ -101,7 +101,8 @@ def roofs(analysis: Analysis, summary: Summary) -> Iterator[Quality]:
         yield _remark(
             "info",
             "device.measured",
-            f"efficiencies are told of roofs {found.bandwidth_source}; --roofs datasheet takes the datasheet's",
+            f"efficiencies are told of roofs {found.bandwidth_source}; "
+            "--roofs datasheet takes the datasheet's",
         )
 
 

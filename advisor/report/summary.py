@@ -162,12 +162,12 @@ def _roof_fraction(groups: list[KernelGroup]) -> float | None:
 
 
 def _mfu(analysis: Analysis, groups: list[KernelGroup], real_ms: float | None) -> float | None:
-    """Time the model's matrix work would take at its pipes' peaks, over the step time."""
+    """Time the model's matrix work would take at its pipes' datasheet peaks, over the step time."""
     ideal_s, seen = 0.0, False
     for group in groups:
         if group.family not in _MODEL_FAMILIES or not group.flops:
             continue
-        peak = analysis.device.peak(group.pipe) if group.pipe else None
+        peak = analysis.device.datasheet_peak(group.pipe) if group.pipe else None
         if peak is None:
             return None
         ideal_s += group.flops / peak

@@ -35,6 +35,7 @@ class Device:
         roofs: ``datasheet``, ``measured`` (on this device), ``user`` (a user's table) or ``unknown``.
         peaks: dense FLOP/s by pipe (see `Cost.pipe`).
         peak_sources: by pipe, where the peak comes from.
+        datasheet_peaks: the datasheet's FLOP/s by pipe, where `peaks` has measured ones in their place.
         bandwidth_bytes_per_s: of the device's memory.
         memory_bytes: as the driver reported it, else nominal.
         l2_bytes: L2 cache.
@@ -51,6 +52,7 @@ class Device:
     roofs: str = "unknown"
     peaks: Mapping[str, float] = field(default_factory=dict)
     peak_sources: Mapping[str, str] = field(default_factory=dict)
+    datasheet_peaks: Mapping[str, float] = field(default_factory=dict)
     bandwidth_bytes_per_s: float | None = None
     bandwidth_source: str = ""
     memory_bytes: int | None = None
@@ -72,6 +74,10 @@ class Device:
     def peak(self, pipe: str) -> float | None:
         """Dense FLOP/s of a pipe; None where the device has none, or it is not known."""
         return self.peaks.get(pipe)
+
+    def datasheet_peak(self, pipe: str) -> float | None:
+        """The datasheet's FLOP/s of a pipe, also where another was measured: what utilisation is told of."""
+        return self.datasheet_peaks.get(pipe, self.peaks.get(pipe))
 
     def ridge(self, pipe: str) -> float | None:
         """Arithmetic intensity, in FLOP/byte, where the pipe's roof meets the memory's."""
