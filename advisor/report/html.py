@@ -16,7 +16,7 @@ from typing import Any
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
-from advisor.report import breakdown, metrics, page, roofline_plot
+from advisor.report import breakdown, counter_view, metrics, page, roofline_plot
 from advisor.report import format as fmt
 from advisor.report.files import write_text
 from advisor.report.model import Report
@@ -53,6 +53,8 @@ def render(report: Report) -> str:
         losses=page.losses(report),
         facts=page.environment(report),
         peaks_used=metrics.peaks_used(report),
+        counter_figures=counter_view.figures(report.counters) if report.counters else [],
+        counter_rows=counter_view.rows(report),
         # The style and script are this package's own; the JSON is escaped for a script element.
         style=Markup("\n".join(_asset(name) for name in _STYLES)),
         script=Markup(script),

@@ -9,9 +9,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-from advisor.report import breakdown, metrics
+from advisor.report import breakdown, counter_view, metrics
 from advisor.report import format as fmt
-from advisor.report.model import Finding, Report
+from advisor.report.model import CounterSummary, Finding, Report
 from advisor.report.names import short_name
 
 #: Kernel groups listed; the page and the JSON have them all.
@@ -57,6 +57,8 @@ def _lines(report: Report) -> Iterator[str]:
         yield from _folded(f"Top kernels of {len(report.kernels):,} groups", _kernels(report))
     if len(report.ranks) > 1:
         yield from _folded(f"{len(report.ranks)} ranks", _ranks(report))
+    if report.counters:
+        yield from _folded("Measured against modelled", _counters(report, report.counters))
     if report.cross_checks:
         yield from _folded("Checked against other tools", _cross_checks(report))
     yield from _folded("Data quality and roofs", _quality(report))
@@ -145,6 +147,30 @@ def _ranks(report: Report) -> Iterator[str]:
                 fmt.duration(rank.exposed_communication_ms_per_step),
             )
             for rank in report.ranks
+        ],
+        numbers=(2, 3, 4, 5, 6),
+    )
+
+
+def _counters(report: Report, counters: CounterSummary) -> Iterator[str]:
+    for label, value in counter_view.figures(counters):
+        yield f"- {prose(label)}: {prose(value)}"
+    yield ""
+    yield from _table(
+        ("Kernel", "Op", "Launches", "Read", "Modelled", "FLOPs", "Modelled", "Bound", ""),
+        [
+            (
+                code(row.kernel),
+                code(row.op),
+                row.launches,
+                row.read,
+                row.modelled_read,
+                row.flops,
+                row.modelled_flops,
+                prose(row.bound, 40),
+                "**differs**" if row.differs else "",
+            )
+            for row in counter_view.rows(report)[:TOP_KERNELS]
         ],
         numbers=(2, 3, 4, 5, 6),
     )

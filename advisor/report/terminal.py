@@ -12,9 +12,9 @@ from rich.console import Console, Group, OverflowMethod, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from advisor.report import breakdown, metrics
+from advisor.report import breakdown, counter_view, metrics
 from advisor.report import format as fmt
-from advisor.report.model import Report
+from advisor.report.model import CounterSummary, Report
 from advisor.report.names import short_name
 
 #: Kernel groups listed; the page has them all.
@@ -57,6 +57,8 @@ class _View:
             yield self._bars(bars)
         if self._report.kernels:
             yield self._kernels()
+        if self._report.counters:
+            yield self._counters(self._report.counters)
         if self._report.data_quality:
             yield self._quality()
 
@@ -141,6 +143,14 @@ class _View:
                 self._text(fmt.percent(group.efficiency)),
             )
         return table
+
+    def _counters(self, counters: CounterSummary) -> Group:
+        table = Table.grid(padding=(0, 2))
+        table.add_column(ratio=1)
+        table.add_column(no_wrap=True)
+        for label, value in counter_view.figures(counters):
+            table.add_row(self._text(label, "dim"), self._text(value))
+        return Group(self._text("Hardware counters against the model", "bold"), table)
 
     def _quality(self) -> Table:
         table = Table.grid(padding=(0, 2))
