@@ -30,24 +30,22 @@ def join_launches(
             for each other. Left out, none may.
     """
     work = list(range(len(traced))) if same_work is None else list(same_work)
-    if list(traced) == list(counted):
-        return [(i, i) for i in range(len(traced))]
-    names = set(counted)
-    kept = [i for i, name in enumerate(traced) if name in names]
-    pairs = _join([traced[i] for i in kept], list(counted), [work[i] for i in kept])
-    return [(kept[i], j) for i, j in pairs]
+    whole = _side_by_side(traced, counted)
+    if whole is not None:
+        return whole
+    # A kernel that only one of the two runs has can have no partner.
+    ours, theirs = set(traced), set(counted)
+    kept = [i for i, name in enumerate(traced) if name in theirs]
+    given = [j for j, name in enumerate(counted) if name in ours]
+    pairs = _join([traced[i] for i in kept], [counted[j] for j in given], [work[i] for i in kept])
+    return [(kept[i], given[j]) for i, j in pairs]
 
 
 def _join(a: list[str], b: list[str], work: list[Hashable]) -> list[tuple[int, int]]:
-    if a == b:
-        return [(i, i) for i in range(len(a))]
-    if not a or not b:
-        return []
-    if len(a) == len(b):
-        agreeing = [(i, i) for i, name in enumerate(a) if name == b[i]]
-        if len(agreeing) >= _SIDE_BY_SIDE * len(a):
-            return agreeing
-    if len(a) > len(b):
+    whole = _side_by_side(a, b)
+    if whole is not None:
+        return whole
+    if len(a) > len(b) > 0:
         places = _places(a, b)
         if places and len(set(b)) >= _TELLING_NAMES:
             first = places[0]
@@ -56,6 +54,14 @@ def _join(a: list[str], b: list[str], work: list[Hashable]) -> list[tuple[int, i
         if laid is not None:
             return _undoubted(a, b, work, *laid)
     return _between_anchors(a, b, work)
+
+
+def _side_by_side(a: Sequence[str], b: Sequence[str]) -> list[tuple[int, int]] | None:
+    """Equal names at equal places, of lists of one length which differ in few places; else None."""
+    if len(a) != len(b):
+        return None
+    agreeing = [(i, i) for i, name in enumerate(a) if name == b[i]]
+    return agreeing if len(agreeing) >= _SIDE_BY_SIDE * len(a) else None
 
 
 def _places(a: list[str], b: list[str]) -> list[int]:
