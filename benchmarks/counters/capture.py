@@ -32,6 +32,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from advisor.errors import InputError
 from advisor.roofline.counters import Counted, read_counters
 from benchmarks.counters.windows import (
     INSTRUCTIONS,
@@ -294,7 +295,11 @@ def import_report(args: argparse.Namespace, report: Path, part: int) -> list[Cou
     if part == 0:
         lines = printed.splitlines()[:14]
         (args.out / f"{args.name}_raw_sample.csv").write_text("\n".join(lines) + "\n")
-    return read_counters(table).launches
+    try:
+        return read_counters(table).launches
+    except InputError as error:
+        say(f"part {part} holds no counters: {str(error)[:200]}")
+        return []
 
 
 def available_metrics(ncu: str) -> list[str]:
