@@ -14,6 +14,7 @@ from advisor.errors import InputError
 from advisor.report.analysis import Analysis, analyse_timeline
 from advisor.report.counters import add_counters
 from advisor.report.groups import kernel_groups
+from advisor.report.hierarchy import memory_levels
 from advisor.report.hta import add_hta, require_hta
 from advisor.report.model import DeviceInfo, Loss, Peak, Quality, RankSummary, Report, TraceFile, TraceInfo
 from advisor.report.quality import by_level, data_quality
@@ -183,6 +184,7 @@ def device_info(device: Device) -> DeviceInfo:
         sms=device.sms,
         link_bytes_per_s=device.link_bytes_per_s,
         link_source=device.link_source,
+        hierarchy=memory_levels(device),
     )
 
 

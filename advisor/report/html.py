@@ -16,7 +16,7 @@ from typing import Any
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
-from advisor.report import breakdown, counter_view, metrics, page, roofline_plot
+from advisor.report import breakdown, counter_view, hierarchy, metrics, page, roofline_plot
 from advisor.report import format as fmt
 from advisor.report.files import write_text
 from advisor.report.model import Report
@@ -53,6 +53,11 @@ def render(report: Report) -> str:
         losses=page.losses(report),
         facts=page.environment(report),
         peaks_used=metrics.peaks_used(report),
+        levels=[
+            (level, hierarchy.price(report.device.hierarchy, place))
+            for place, level in enumerate(report.device.hierarchy)
+        ],
+        levels_meaning=hierarchy.meaning(report),
         counter_figures=counter_view.figures(report.counters) if report.counters else [],
         counter_rows=counter_view.rows(report),
         # The style and script are this package's own; the JSON is escaped for a script element.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-from advisor.report import breakdown, counter_view, metrics
+from advisor.report import breakdown, counter_view, hierarchy, metrics
 from advisor.report import format as fmt
 from advisor.report.model import CounterSummary, Finding, Report
 from advisor.report.names import short_name
@@ -211,6 +211,9 @@ def _quality(report: Report) -> Iterator[str]:
             f"- memory {fmt.bytes_per_s(report.device.bandwidth_bytes_per_s)} "
             f"({prose(report.device.bandwidth_source, 200)})"
         )
+    if report.device.hierarchy:
+        levels = prose(hierarchy.line(report.device.hierarchy))
+        yield f"- {levels}. {prose(hierarchy.meaning(report))}".rstrip()
 
 
 def _folded(title: str, lines: Iterator[str]) -> Iterator[str]:

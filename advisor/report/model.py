@@ -71,6 +71,23 @@ class Peak(Struct, kw_only=True):
     datasheet_flops_per_s: float | None = None
 
 
+class MemoryLevel(Struct, kw_only=True):
+    """One level of the memory that the device works from."""
+
+    #: For a reader, e.g. ``L2 cache``.
+    name: str
+    #: Of the whole device; null where it is not known, or not the device's (host memory, disk).
+    size_bytes: float | None = None
+    #: Of the whole device; of a link in one direction; null where it is not known.
+    bandwidth_bytes_per_s: float | None = None
+    #: How many times longer a byte takes than at the level `compared_with`; null for the first.
+    times_slower_than_above: float | None = None
+    #: Name of the nearest level above whose bandwidth is known; null for the first.
+    compared_with: str | None = None
+    #: Where the figures come from, or how they were worked out; a rule of thumb says so.
+    source: str = ""
+
+
 class DeviceInfo(Struct, kw_only=True):
     """The device and its roofs."""
 
@@ -96,6 +113,8 @@ class DeviceInfo(Struct, kw_only=True):
     link_bytes_per_s: float | None = None
     #: Where the figure comes from.
     link_source: str = ""
+    #: Registers to disk, fastest first; empty where nothing is known of the device.
+    hierarchy: list[MemoryLevel] = []
 
 
 class StepTime(Struct, kw_only=True):

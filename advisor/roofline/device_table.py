@@ -23,10 +23,16 @@ PIPES = (
     "tensor_fp64", "vector_fp32", "vector_fp16", "vector_bf16", "vector_fp64",
 )  # fmt: skip
 
-_FIGURES = ("bandwidth_bytes_per_s", "peer_bytes_per_s", "memory_gib", "l2_mib", "llc_mib", "sms")
+_FIGURES = (
+    "bandwidth_bytes_per_s", "peer_bytes_per_s", "memory_gib", "l2_mib", "l2_bytes_per_clk", "llc_mib",
+    "llc_bytes_per_s", "sms",
+)  # fmt: skip
 _TEXTS = ("title", "arch", "host_link", "source", "note", "like")
 _LISTS = ("match", "aliases", "unknown")
-_HOST = "host_bytes_per_s"
+_HOST, _DISK = "host_bytes_per_s", "disk_bytes_per_s"
+_DISK_RULE = (
+    "rule of thumb, not measured: an NVMe drive at the rate of four lanes of the host link's generation"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +52,8 @@ class Row:
         title: the device's name for people.
         match: patterns for a whole normalised driver name.
         aliases: names that a person may give, in the manner of `key`.
-        figures: by the keys of the TOML and the names in `PIPES`; the host link is ``host_bytes_per_s``.
+        figures: by the keys of the TOML and the names in `PIPES`; the host link is ``host_bytes_per_s``, and
+            a drive that keeps up with it ``disk_bytes_per_s``.
         arch: ``sm_80``, ``gfx942``; empty if not given.
         note: what a reader of the figures must know.
         user: whether a user's file made or changed it.
@@ -98,7 +105,7 @@ class _Reader:
         self._path, self._base, self._user = path, base, user
         content = self._load()
         self._devices = self._table(content, "device")
-        self._links = self._read_links(self._table(content, "link"))
+        self.links = self._read_links(self._table(content, "link"))
         for key in content:
             if key not in ("device", "link"):
                 raise self._error("", key, "is not known; tables are [device.NAME] and [link.NAME]")
@@ -134,17 +141,19 @@ class _Reader:
             raise self._error(table, key, f"must be a number above zero, not {value!r}")
         return float(value)
 
-    def _read_links(self, tables: Mapping[str, Any]) -> Mapping[str, Figure]:
-        links = {} if not self._user else dict(_builtin_links())
+    def _read_links(self, tables: Mapping[str, Any]) -> dict[str, dict[str, Figure]]:
+        links: dict[str, dict[str, Figure]] = dict(_builtin_links()) if self._user else {}
         for name, raw in tables.items():
             table = f"link.{name}"
             for key in raw:
-                if key not in ("bytes_per_s", "source"):
-                    raise self._error(table, key, "is not known; a link has bytes_per_s and source")
+                if key not in ("bytes_per_s", _DISK, "source"):
+                    raise self._error(table, key, f"is not known; a link has bytes_per_s, {_DISK} and source")
             if "bytes_per_s" not in raw:
                 raise self._error(table, "bytes_per_s", "is missing")
             rate = self._number(table, "bytes_per_s", raw["bytes_per_s"])
-            links[name] = Figure(rate, str(raw.get("source", self._path)))
+            links[name] = {_HOST: Figure(rate, str(raw.get("source", self._path)))}
+            if _DISK in raw:
+                links[name][_DISK] = Figure(self._number(table, _DISK, raw[_DISK]), _DISK_RULE)
         return links
 
     def _row(self, key: str, seen: tuple[str, ...]) -> Row:
@@ -194,7 +203,7 @@ class _Reader:
                 raise self._error(table, key, f"is not known; known are {known}")
 
         for name in raw.get("unknown", ()):
-            if name not in (*_FIGURES, *PIPES, _HOST):
+            if name not in (*_FIGURES, *PIPES, _HOST, _DISK):
                 raise self._error(table, "unknown", f"names no figure: {name!r}")
 
     def _parent(self, table: str, raw: Mapping[str, Any], seen: tuple[str, ...]) -> Row | None:
@@ -212,14 +221,15 @@ class _Reader:
     ) -> dict[str, Figure]:
         if parent is None:
             return {}
-        kept = {name: figure for name, figure in parent.figures.items() if name not in raw.get("unknown", ())}
+        dropped = set(raw.get("unknown", ())) | ({_HOST, _DISK} if "host_link" in raw else set())
+        kept = {name: figure for name, figure in parent.figures.items() if name not in dropped}
         if self._user:
             return kept
         return {name: self._recited(name, figure, source, derived) for name, figure in kept.items()}
 
     def _recited(self, name: str, figure: Figure, source: str, derived: Mapping[str, str]) -> Figure:
         # A link's source is the bus standard's, whatever device it serves.
-        return figure if name == _HOST else Figure(figure.value, _cite(source, derived.get(name)))
+        return figure if name in (_HOST, _DISK) else Figure(figure.value, _cite(source, derived.get(name)))
 
     def _own(
         self, table: str, raw: Mapping[str, Any], source: str, derived: Mapping[str, str]
@@ -233,11 +243,11 @@ class _Reader:
                 raise self._error(f"{table}.peaks", pipe, f"is not known; known are {', '.join(PIPES)}")
             own[pipe] = Figure(self._number(f"{table}.peaks", pipe, value), _cite(source, derived.get(pipe)))
         if "host_link" in raw:
-            link = self._links.get(raw["host_link"])
+            link = self.links.get(raw["host_link"])
             if link is None:
-                known = ", ".join(self._links)
+                known = ", ".join(self.links)
                 raise self._error(table, "host_link", f"{raw['host_link']!r} is not known; known are {known}")
-            own[_HOST] = link
+            own.update(link)
         return own
 
     def _texts(self, table: str, raw: Any, known: tuple[str, ...]) -> dict[str, str] | None:
@@ -262,6 +272,5 @@ def _cite(source: str, derivation: str | None) -> str:
 
 
 @functools.cache
-def _builtin_links() -> Mapping[str, Figure]:
-    content = tomllib.loads(Path(__file__).with_name("devices.toml").read_text("utf-8"))
-    return {name: Figure(float(raw["bytes_per_s"]), raw["source"]) for name, raw in content["link"].items()}
+def _builtin_links() -> Mapping[str, dict[str, Figure]]:
+    return _Reader(Path(__file__).with_name("devices.toml"), {}, user=False).links

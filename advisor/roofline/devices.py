@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from advisor.errors import InputError, UsageError
-from advisor.roofline.device_table import PIPES, Row, builtin_rows, user_rows
+from advisor.roofline.device_table import PIPES, Figure, Row, builtin_rows, user_rows
 
 #: Environment variable that names a user's device table.
 USER_TABLE_VARIABLE = "TRAINING_ADVISOR_DEVICES"
@@ -44,6 +44,9 @@ class Device:
         link_bytes_per_s: between host and device, in one direction.
         peer_bytes_per_s: between devices (NVLink, Infinity Fabric), in one direction.
         arch: ``sm_90``, ``gfx942``; empty if not known.
+        registers_per_sm, shared_bytes_per_sm: 32-bit registers and bytes of shared memory of one
+            multiprocessor, as the driver reported them.
+        figures: the row's figures, each with its source, by the keys of the device table.
         note: what a reader of the figures must know; for an unknown device, why and what to do.
     """
 
@@ -64,6 +67,9 @@ class Device:
     peer_bytes_per_s: float | None = None
     peer_source: str = ""
     arch: str = ""
+    registers_per_sm: int | None = None
+    shared_bytes_per_sm: int | None = None
+    figures: Mapping[str, Figure] = field(default_factory=dict)
     note: str = ""
 
     @classmethod
@@ -127,6 +133,8 @@ def find_device(
         name=name,
         memory_bytes=_whole(properties, "totalGlobalMem"),
         sms=_whole(properties, "numSms"),
+        registers_per_sm=_whole(properties, "regsPerMultiprocessor"),
+        shared_bytes_per_sm=_shared(properties),
         note=f"{reason}; give --device NAME (`advisor devices` lists them) or a TOML with its figures",
     )
 
@@ -251,6 +259,13 @@ def _whole(properties: Mapping[str, Any] | None, key: str) -> int | None:
     return int(value) if isinstance(value, (int, float)) and value > 0 else None
 
 
+def _shared(properties: Mapping[str, Any] | None) -> int | None:
+    # HIP spells it in its own way.
+    return _whole(properties, "sharedMemPerMultiprocessor") or _whole(
+        properties, "maxSharedMemoryPerMultiProcessor"
+    )
+
+
 def _device(row: Row, properties: Mapping[str, Any] | None) -> Device:
     figures = row.figures
 
@@ -282,5 +297,8 @@ def _device(row: Row, properties: Mapping[str, Any] | None) -> Device:
         peer_bytes_per_s=value("peer_bytes_per_s"),
         peer_source=source("peer_bytes_per_s"),
         arch=row.arch,
+        registers_per_sm=_whole(properties, "regsPerMultiprocessor"),
+        shared_bytes_per_sm=_shared(properties),
+        figures=figures,
         note=row.note,
     )

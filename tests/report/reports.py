@@ -273,6 +273,31 @@ def rich() -> model.Report:
             sms=132,
             link_bytes_per_s=64e9,
             link_source="PCIe 5.0 x16, one way",
+            hierarchy=[
+                model.MemoryLevel(
+                    name="Registers", size_bytes=34_603_008, bandwidth_bytes_per_s=535.2e12,
+                    source="the driver",
+                ),
+                model.MemoryLevel(
+                    name="Shared memory and L1", size_bytes=30_818_304, bandwidth_bytes_per_s=33.45e12,
+                    times_slower_than_above=16.0, compared_with="Registers", source="128 bytes per clock",
+                ),
+                model.MemoryLevel(name="L2 cache", size_bytes=62_914_560, source="NVIDIA H200 datasheet"),
+                model.MemoryLevel(
+                    name="Device memory (HBM)", size_bytes=141e9, bandwidth_bytes_per_s=BANDWIDTH,
+                    times_slower_than_above=33.45e12 / BANDWIDTH, compared_with="Shared memory and L1",
+                    source="NVIDIA H200 datasheet",
+                ),
+                model.MemoryLevel(
+                    name="Host memory (link)", bandwidth_bytes_per_s=64e9,
+                    times_slower_than_above=BANDWIDTH / 64e9, compared_with="Device memory (HBM)",
+                    source="PCIe 5.0 x16, one way",
+                ),
+                model.MemoryLevel(
+                    name="Disk", bandwidth_bytes_per_s=16e9, times_slower_than_above=4.0,
+                    compared_with="Host memory (link)", source="rule of thumb: four lanes",
+                ),
+            ],
         ),
         environment={
             "torch": "2.11.0+cu130",
