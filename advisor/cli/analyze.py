@@ -17,6 +17,7 @@ Examples:
   advisor analyze trace.json --json - --quiet | jq .summary
   advisor analyze old.json.gz --device a100-sxm-40gb --baseline-step-ms 31.5
   advisor analyze trace.json.gz --launches launches.parquet
+  advisor analyze graphed.json.gz --reference eager.json.gz
   advisor analyze trace.json.gz --counters ncu.csv     beside Nsight Compute's hardware counters
 """
 FILE = click.Path(dir_okay=False, path_type=Path)
@@ -66,6 +67,11 @@ POSITIVE = click.FloatRange(min=0, min_open=True)
     metavar="NCU.CSV",
     help="Nsight Compute's CSV of the same program: measured beside modelled.",
 )
+@click.option(
+    "--reference",
+    metavar="TRACE",
+    help="A trace of the same program without CUDA/HIP graphs: tells what replayed kernels do.",
+)
 @click.option("--force", is_flag=True, help="Overwrite files that exist.")
 @click.option("-q", "--quiet", is_flag=True, help="Nothing on the terminal but errors.")
 def command(
@@ -81,6 +87,7 @@ def command(
     hta: bool,
     roofs: str,
     counters: Path | None,
+    reference: str | None,
     force: bool,
     quiet: bool,
 ) -> None:
@@ -100,7 +107,9 @@ def command(
     from advisor.trace.sources import find_traces
 
     files = find_traces(paths)
-    _check_outputs([output, json_to, markdown_to, launches_to], files, force)
+    _check_outputs(
+        [output, json_to, markdown_to, launches_to], [*files, *([reference] if reference else [])], force
+    )
     if launches_to:
         check_launches_path(launches_to)
     if hta:
@@ -115,6 +124,7 @@ def command(
             roofs=roofs,
             limit_bytes=int(max_gb * 1e9) if max_gb else None,
             progress=advance,
+            reference=reference,
         )
     if hta:
         with _spinner("Holistic Trace Analysis reads the same traces", hidden=quiet or to_stdout):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ import numpy as np
 from advisor.roofline.attach import LaunchCosts, attach_costs, gather_host_operators
 from advisor.roofline.bound import Bounds, classify_many
 from advisor.roofline.devices import Device, find_device
+from advisor.roofline.graphs import Replays, find_replays, infer_replays
 from advisor.roofline.launch_class import (
     COLLECTIVE,
     HOST_COPY,
@@ -43,12 +44,14 @@ class Analysis:
         device: the device it ran on, with its roofs.
         baseline_ns: step time without the profiler, or None.
         baseline_source: ``"capture"``, ``"user"`` or ``""``.
+        replays: what is known of launches replayed from graphs; None where there are none.
     """
 
     timeline: Timeline
     device: Device
     baseline_ns: float | None = None
     baseline_source: str = ""
+    replays: Replays | None = None
 
     @cached_property
     def classes(self) -> np.ndarray:
@@ -59,10 +62,22 @@ class Analysis:
     @cached_property
     def costs(self) -> LaunchCosts:
         """FLOPs and bytes of each launch."""
+        if self.replays is not None:
+            return self.replays.costs
         found = attach_costs(self.timeline, self.device)
         # Memsets and copies within the device move what the trace states, whatever operator asked for them.
         found.put_traffic(*device_traffic(self.classes, self.timeline.launches.bytes))
         return found
+
+    @property
+    def replayed(self) -> np.ndarray:
+        """bool (launches,): replayed from a CUDA or HIP graph."""
+        return self.replays.replayed if self.replays else np.zeros(len(self.timeline.launches), bool)
+
+    @property
+    def inferred(self) -> np.ndarray:
+        """bool (launches,): replayed, with the cost of the same kernel outside a graph."""
+        return self.replays.inferred if self.replays else np.zeros(len(self.timeline.launches), bool)
 
     @cached_property
     def bounds(self) -> Bounds:
@@ -161,6 +176,7 @@ def analyse_timeline(
     devices_toml: Path | None = None,
     baseline_step_ms: float | None = None,
     roofs: str = "auto",
+    reference: Timeline | None = None,
 ) -> Analysis:
     """Set a joined trace against its device and its baseline.
 
@@ -172,6 +188,8 @@ def analyse_timeline(
         roofs: ``"auto"`` takes what `advisor calibrate` measured on the trace's device, where it did on
             this machine and the user names no device and gives no figures, else the datasheet's;
             ``"datasheet"`` and ``"measured"`` insist.
+        reference: another trace of the same program, asked for the work of kernels replayed from graphs
+            which this one does not tell; see `advisor.roofline.graphs`.
 
     Raises:
         UsageError: no such device, or `roofs` insists on what was not measured.
@@ -183,7 +201,16 @@ def analyse_timeline(
     if not timeline.cpu_only:
         found = choose_roofs(found, _properties(timeline), roofs, named=device is not None)
     baseline, source = _baseline(timeline.trace.context, baseline_step_ms)
-    return Analysis(timeline, found, baseline, source)
+    return _with_replays(Analysis(timeline, found, baseline, source), reference)
+
+
+def _with_replays(analysis: Analysis, reference: Timeline | None) -> Analysis:
+    numbers = find_replays(analysis.timeline)
+    if not (numbers >= 0).any():
+        return analysis
+    other = (reference, Analysis(reference, analysis.device).costs) if reference else None
+    timeline, replays = infer_replays(analysis.timeline, numbers, analysis.costs, other)
+    return replace(analysis, timeline=timeline, replays=replays)
 
 
 def _device_of(timeline: Timeline, override: str | None, devices_toml: Path | None) -> Device:

@@ -36,6 +36,7 @@ def analyze(
     hta: bool = False,
     roofs: str = "auto",
     counters: str | os.PathLike[str] | None = None,
+    reference: str | os.PathLike[str] | None = None,
 ) -> Report:
     """Report on saved traces.
 
@@ -47,6 +48,8 @@ def analyze(
         limit_bytes: refuse a trace larger than this unpacked.
         hta: add Holistic Trace Analysis' figures beside ours; see `advisor.report.hta`.
         roofs: ``"auto"``, ``"datasheet"`` or ``"measured"``; see `analyse_timeline`.
+        reference: a trace of the same program without graphs, for the kernels that these traces replay from
+            CUDA or HIP graphs; see `advisor.roofline.graphs`.
         counters: Nsight Compute's CSV of a run of the same program; see `advisor.roofline.counters`.
 
     Returns:
@@ -73,6 +76,7 @@ def analyze(
         baseline_step_ms=baseline_step_ms,
         roofs=roofs,
         limit_bytes=limit_bytes,
+        reference=os.fspath(reference) if reference else None,
     )
     if hta:
         add_hta(report, primary)
@@ -90,6 +94,7 @@ def analyze_files(
     roofs: str = "auto",
     limit_bytes: int | None = None,
     progress: Callable[[str], None] | None = None,
+    reference: str | None = None,
 ) -> tuple[Report, Analysis]:
     """As `analyze`, over files already found; also gives the primary trace's analysis.
 
@@ -99,6 +104,7 @@ def analyze_files(
     Args:
         progress: called with each file's name before it is read.
     """
+    outside_graphs = load(reference, limit_bytes=limit_bytes) if reference else None
     primary: Analysis | None = None
     ranks: list[RankSummary] = []
     traces: list[TraceFile] = []
@@ -119,6 +125,7 @@ def analyze_files(
             devices_toml=devices_toml,
             baseline_step_ms=baseline_step_ms,
             roofs=roofs,
+            reference=outside_graphs,
         )
         ranks.append(_rank_summary(analysis))
         traces.append(_trace_file(analysis))

@@ -153,6 +153,11 @@ class Coverage(Struct, kw_only=True):
     attributed_time_fraction: float | None = None
     #: Share of all device time whose launch is not in the trace; null without device time.
     orphan_time_fraction: float | None = None
+    #: Share of all device time replayed from CUDA or HIP graphs; null without device time.
+    replayed_time_fraction: float | None = None
+    #: Share of all device time whose cost was taken from the same kernels outside a graph; in
+    #: `costed_time_fraction` too.
+    inferred_time_fraction: float | None = None
 
 
 class Summary(Struct, kw_only=True):

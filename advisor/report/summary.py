@@ -142,14 +142,18 @@ def _coverage(analysis: Analysis) -> Coverage:
     # What crosses a link needs no cost: it is set against the link by its kind.
     costed = analysis.costs.known | (analysis.bounds.bound != BOUNDS.index("unknown"))
 
+    everything = np.ones(len(rows), bool)
+
     def share(part: np.ndarray, whole: np.ndarray) -> float | None:
         total = float(rows.dur_ns[whole].sum())
         return float(rows.dur_ns[part & whole].sum()) / total if total else None
 
     return Coverage(
         costed_time_fraction=share(costed, counted),
-        attributed_time_fraction=share(rows.op >= 0, np.ones(len(rows), bool)),
+        attributed_time_fraction=share((rows.op >= 0) & ~analysis.inferred, everything),
         orphan_time_fraction=analysis.timeline.orphan_time_fraction,
+        replayed_time_fraction=share(analysis.replayed, everything),
+        inferred_time_fraction=share(analysis.inferred, everything),
     )
 
 
