@@ -6,6 +6,8 @@ import numpy as np
 
 #: Start and duration are rounded apart, so a child may seem to outlast its parent by this much.
 _ROUNDING_NS = 2
+#: Levels climbed one by one; loops nest no deeper, and what does is climbed in strides.
+_PLAIN_CLIMB = 64
 
 
 class Nesting:
@@ -48,10 +50,14 @@ class Nesting:
         at[(at >= 0) & (self._track[at] != track[asked])] = -1
         time = ts_ns[asked]
         left = np.flatnonzero((at >= 0) & (self._end[at] <= time))
-        while len(left):
+        for _ in range(_PLAIN_CLIMB):
             at[left] = self._parent[at[left]]
             left = left[at[left] >= 0]
             left = left[self._end[at[left]] <= time[left]]
+            if not len(left):
+                break
+        if len(left):
+            at[left] = _still_running(at[left], time[left], self._parent, self._end)
         inside = at >= 0
         found[asked[inside]] = self._order[at[inside]]
         return found
@@ -68,11 +74,41 @@ def nearest(start: np.ndarray, parent: np.ndarray, wanted: np.ndarray) -> np.nda
     at = start.astype(np.int32)
     climbing = np.flatnonzero(at >= 0)
     climbing = climbing[~wanted[at[climbing]]]
-    while len(climbing):
+    for _ in range(_PLAIN_CLIMB):
         at[climbing] = parent[at[climbing]]
         climbing = climbing[at[climbing] >= 0]
         climbing = climbing[~wanted[at[climbing]]]
+        if not len(climbing):
+            break
+    if len(climbing):
+        n = len(parent)
+        # Each round doubles the stride; n stands for the root above all.
+        goal = np.append(np.where(wanted, np.arange(n), np.where(parent >= 0, parent, n)), n)
+        while not np.array_equal(further := goal[goal], goal):
+            goal = further
+        found = goal[at[climbing]]
+        at[climbing] = np.where(found < n, found, -1)
     return at
+
+
+def _still_running(at: np.ndarray, time: np.ndarray, parent: np.ndarray, end: np.ndarray) -> np.ndarray:
+    """The first of self and ancestors that ends after each time, or -1; int64 (m,).
+
+    By strides of powers of two: one is taken where nothing that it passes over ends late enough.
+    """
+    n = len(parent)
+    never = np.iinfo(np.int64).min
+    jump = np.append(np.where(parent >= 0, parent, n), n)
+    latest = np.append(end, never)
+    strides = [(jump, latest)]
+    while (jump < n).any():
+        latest = np.maximum(latest, latest[jump])
+        jump = jump[jump]
+        strides.append((jump, latest))
+    at = at.copy()
+    for jump, latest in reversed(strides):
+        at = np.where(latest[at] <= time, jump[at], at)
+    return np.where(at < n, at, -1)
 
 
 def _parents(track: np.ndarray, start: np.ndarray, end: np.ndarray) -> np.ndarray:

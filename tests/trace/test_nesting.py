@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import time as clock
+from unittest import mock
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from advisor.trace import nesting as nesting_module
 from advisor.trace.intervals import merged, union_ns
 from advisor.trace.nesting import Nesting, nearest
 
@@ -97,6 +101,32 @@ def test_nearest_climbs_to_the_first_wanted_one_and_no_further() -> None:
     wanted = np.array([True, True, False, False])
     assert nearest(np.array([3, 2, 1, 0, -1]), parent, wanted).tolist() == [1, 1, 1, 0, -1]
     assert nearest(np.array([3]), parent, np.zeros(4, bool)).tolist() == [-1]
+
+
+@given(INTERVALS, st.lists(st.booleans(), min_size=25, max_size=25))
+def test_climbing_in_strides_finds_what_climbing_one_by_one_finds(intervals, wanted) -> None:
+    nesting = nesting_of(intervals)
+    track = np.repeat(np.arange(3, dtype=np.int32), 45)
+    time = np.tile(np.arange(45), 3)
+    start, flags = np.arange(-1, len(intervals)), np.array(wanted[: len(intervals)], bool)
+    plainly = nesting.innermost(track, time), nearest(start, nesting.parent, flags)
+    with mock.patch.object(nesting_module, "_PLAIN_CLIMB", 0):
+        in_strides = nesting.innermost(track, time), nearest(start, nesting.parent, flags)
+    for one, other in zip(plainly, in_strides, strict=True):
+        assert one.tolist() == other.tolist()
+
+
+def test_a_hundred_thousand_levels_are_climbed_in_no_time() -> None:
+    # GIVEN intervals one within the other, and as many questions after all but the outermost have ended
+    n = 100_000
+    nesting = Nesting(np.zeros(n, np.int32), np.arange(n), np.append(10 * n, n * 4 - 2 * np.arange(1, n)))
+    begun = clock.perf_counter()
+    found = nesting.innermost(np.zeros(n, np.int32), np.full(n, 6 * n))
+    above = nearest(np.arange(n), nesting.parent, np.arange(n) == 0)
+    # THEN each finds the outermost, in a time that one step a level and question could not keep
+    assert (found == 0).all()
+    assert (above == 0).all()
+    assert clock.perf_counter() - begun < 5
 
 
 @given(st.lists(st.tuples(st.integers(0, 60), st.integers(0, 20)), max_size=25))
