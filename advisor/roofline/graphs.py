@@ -17,12 +17,12 @@ import numpy as np
 from advisor.roofline.attach import LaunchCosts
 from advisor.trace.events import KERNEL
 from advisor.trace.link import Timeline
-from advisor.trace.phases import PHASES
+from advisor.trace.phases import PHASES, VALIDATION
 
 #: Numbers of kernels by name, grid and block.
 _Keys: TypeAlias = dict[tuple[str, tuple[int, ...], tuple[int, ...]], int]
-#: Kernels on either side that are looked at.
-_REACH = 64
+#: Kernels launched one by one that are looked at: some steps of a large model.
+_MAX_EXAMPLES = 20_000
 #: Stands for a kernel that is no example: uncosted, of a graph, or without a recorded grid.
 _NO_KEY = -1
 
@@ -75,18 +75,20 @@ def infer_replays(
     Args:
         timeline: the joined trace.
         replays: from `find_replays`.
-        costs: of its launches; the inferred ones are added here.
+        costs: of its launches; those of replayed kernels are put here in place.
         reference: another trace of the same program and its costs, asked for what the trace itself leaves
             open. It gives costs alone; operators, modules and phases come from the trace itself.
 
     Returns:
-        The timeline in which replayed kernels carry the operator, module and phase of their examples, where
-        those are unambiguous and nothing better is known; and the costs.
+        The timeline in which replayed kernels carry the operator, phase and, where they have none, module of
+        their examples, each where it is unambiguous; and the costs.
     """
     replayed = replays >= 0
     keys: _Keys = {}
     graph_rows, ids = _graph_sequences(timeline, replays, keys)
-    missing = replayed & ~costs.known
+    # An operator around a graph's launch did not do all that is in the graph.
+    costs.flops[replayed] = costs.bytes_read[replayed] = costs.bytes_written[replayed] = np.nan
+    costs.pipe[replayed] = -1
     inferred = np.zeros(len(replays), bool)
     carried = timeline
     for examples, example_costs in [(timeline, costs), *([reference] if reference else [])]:
@@ -95,89 +97,106 @@ def infer_replays(
         order, example_ids = _example_sequence(examples, outside, keys)
         if not (example_ids >= 0).any():
             continue
-        work = _distinct_work(example_costs, order)
-        source = _match_all(graph_rows, ids, example_ids, work, _needs_order(keys), len(replays))
-        take = missing & ~inferred & (source >= 0)
+        rows = examples.launches
+        works = [_distinct_work(example_costs, order)]
+        if own:
+            works += [_op_names(timeline)[order], rows.module[order], rows.phase[order]]
+        sources = _sources(graph_rows, ids, example_ids, works, _needs_order(keys), len(replays))
+        source = sources[0]
+        take = replayed & ~inferred & (source >= 0)
         take[take] = example_costs.known[order[source[take]]]
         _copy_costs(costs, take, example_costs, order[source[take]])
         inferred |= take
         if own:
-            carried = _carry(timeline, graph_rows, ids, order, example_ids, keys)
+            carried = _carry(timeline, [(np.flatnonzero(s >= 0), order[s[s >= 0]]) for s in sources[1:]])
     return carried, Replays(replayed, inferred, costs)
 
 
-def match(
-    sequence: np.ndarray, examples: np.ndarray, work: np.ndarray, needs_order: np.ndarray
-) -> np.ndarray:
-    """For each kernel of a sequence an example that did the same, or -1; int64 (len(sequence),).
-
-    Among examples of the kernel, those whose neighbours differ from the sequence's are struck off, further
-    and further out on both sides, until all that are left did the same work. On a side where no example
-    agrees any more nothing further is asked, but the nearest neighbours must agree where there are any.
+class Match:
+    """The examples of each kernel of one graph, and how far the kernels around both are the same.
 
     Args:
         sequence: int64, kernels of a graph in order, by identity; negative for one without.
         examples: int64, kernels launched one by one, in order; negative where there is a gap.
-        work: int64, as long as `examples`: equal where the work was.
-        needs_order: bool, by identity: its neighbours must agree even if all examples did the same.
     """
-    found = np.full(len(sequence), -1, np.int64)
-    places = {int(key): np.flatnonzero(examples == key) for key in np.unique(sequence) if key >= 0}
+
+    def __init__(self, sequence: np.ndarray, examples: np.ndarray) -> None:
+        self._sequence = sequence
+        places = {int(key): np.flatnonzero(examples == key) for key in np.unique(sequence) if key >= 0}
+        nothing = np.zeros(0, np.int64)
+        #: Places of each kernel's examples.
+        self._places = [places.get(key, nothing) for key in sequence.tolist()]
+        self._before = _runs(sequence, examples, self._places)
+        backwards = [len(examples) - 1 - place for place in reversed(self._places)]
+        self._after = _runs(sequence[::-1], examples[::-1], backwards)[::-1]
+
+    def same(self, work: np.ndarray, needs_order: np.ndarray) -> np.ndarray:
+        """For each kernel an example that did the same work, or -1; int64 (len(sequence),).
+
+        Where examples did different work, the one counts that has the longest common run of kernels both
+        before and after it. If there is none, or several that disagree, the work is not known.
+
+        Args:
+            work: int64, as long as the examples: equal where the work was.
+            needs_order: bool, by identity: the kernels next to it must agree with an example's even if all
+                examples did the same.
+        """
+        found = np.full(len(self._sequence), -1, np.int64)
+        last = len(self._sequence) - 1
+        for at, key in enumerate(self._sequence.tolist()):
+            places = self._places[at]
+            if not len(places):
+                continue
+            if _agree(work[places]) and not needs_order[key]:
+                found[at] = places[0]
+                continue
+            before, after = self._before[at], self._after[at]
+            likely = ((before > 0) | (at == 0)) & ((after > 0) | (at == last))
+            # A graph of one kernel has no order that could tell.
+            if last == 0 or not likely.any():
+                continue
+            if not _agree(work[places[likely]]):
+                likely &= (before == before[likely].max()) & (after == after[likely].max())
+            if likely.any() and _agree(work[places[likely]]):
+                found[at] = places[likely][0]
+        return found
+
+
+def _agree(values: np.ndarray) -> bool:
+    return bool((values == values[0]).all())
+
+
+def _runs(sequence: np.ndarray, examples: np.ndarray, places: list[np.ndarray]) -> list[np.ndarray]:
+    """For each kernel and each of its examples: how many kernels right before them are the same in both."""
+    found = []
+    run = np.zeros(len(examples) + 1, np.int32)
     for at, key in enumerate(sequence.tolist()):
-        if key < 0 or not len(places[key]):
-            continue
-        left = places[key]
-        if (work[left] == work[left[0]]).all() and not needs_order[key]:
-            found[at] = left[0]
-            continue
-        found[at] = _by_neighbours(sequence, at, examples, left, work)
+        found.append(run[places[at]])
+        run[1:] = np.where(examples == key, run[:-1] + 1, 0) if key >= 0 else 0
+        run[0] = 0
     return found
 
 
-def _by_neighbours(
-    sequence: np.ndarray, at: int, examples: np.ndarray, left: np.ndarray, work: np.ndarray
-) -> int:
-    sides = [-1, 1]
-    for distance in range(1, _REACH + 1):
-        for side in tuple(sides):
-            beside = at + side * distance
-            if not 0 <= beside < len(sequence):
-                sides.remove(side)
-                continue
-            there = left + side * distance
-            inside = (there >= 0) & (there < len(examples))
-            kept = left[inside][examples[there[inside]] == sequence[beside]]
-            if sequence[beside] < 0 or not len(kept):
-                if distance == 1:
-                    return -1
-                sides.remove(side)
-                continue
-            left = kept
-        if (work[left] == work[left[0]]).all():
-            # A sequence of one kernel has no order that could tell.
-            return int(left[0]) if len(sequence) > 1 else -1
-        if not sides:
-            break
-    return -1
-
-
-def _match_all(
+def _sources(
     graph_rows: list[np.ndarray],
     ids: list[np.ndarray],
     examples: np.ndarray,
-    work: np.ndarray,
+    works: Sequence[np.ndarray],
     needs_order: np.ndarray,
     n: int,
-) -> np.ndarray:
-    """`match` over all replays; equal ones are worked out once. By launch, int64 (n,)."""
-    source = np.full(n, -1, np.int64)
-    done: dict[bytes, np.ndarray] = {}
+) -> list[np.ndarray]:
+    """`Match.same` over all replays, for each of `works`; by launch, int64 (n,)."""
+    sources = [np.full(n, -1, np.int64) for _ in works]
+    done: dict[bytes, list[np.ndarray]] = {}
     for rows, sequence in zip(graph_rows, ids, strict=True):
+        # Replays of one graph are equal.
         key = sequence.tobytes()
         if key not in done:
-            done[key] = match(sequence, examples, work, needs_order)
-        source[rows] = done[key]
-    return source
+            matched = Match(sequence, examples)
+            done[key] = [matched.same(work, needs_order) for work in works]
+        for source, found in zip(sources, done[key], strict=True):
+            source[rows] = found
+    return sources
 
 
 class _Shape(msgspec.Struct, gc=False):
@@ -219,7 +238,7 @@ def _example_sequence(timeline: Timeline, outside: np.ndarray, keys: _Keys) -> t
     """Kernels in the order of their launches, and their identities; a kernel of a graph is a gap."""
     rows = timeline.launches
     chosen = np.flatnonzero((rows.kind == KERNEL) & (rows.launch_ts_ns >= 0))
-    chosen = chosen[np.lexsort((rows.ts_ns[chosen], rows.launch_ts_ns[chosen]))]
+    chosen = chosen[np.lexsort((rows.ts_ns[chosen], rows.launch_ts_ns[chosen]))][:_MAX_EXAMPLES]
     ids = _identities(timeline, chosen, keys)
     ids[~outside[chosen]] = _NO_KEY
     return chosen, ids
@@ -252,39 +271,26 @@ def _copy_costs(costs: LaunchCosts, take: np.ndarray, source: LaunchCosts, rows:
     costs.bytes_written[take], costs.pipe[take] = source.bytes_written[rows], renumbered[source.pipe[rows]]
 
 
-def _carry(
-    timeline: Timeline,
-    graph_rows: list[np.ndarray],
-    ids: list[np.ndarray],
-    order: np.ndarray,
-    example_ids: np.ndarray,
-    keys: _Keys,
-) -> Timeline:
-    """Operators, modules and phases of the examples, each where the examples left agree on it."""
+def _op_names(timeline: Timeline) -> np.ndarray:
+    """Name of each launch's operator, -1 for none."""
+    op, names = timeline.launches.op, timeline.trace.ops.name
+    found = np.full(len(op), -1, np.int64)
+    found[op >= 0] = names[op[op >= 0]]
+    return found
+
+
+def _carry(timeline: Timeline, examples: list[tuple[np.ndarray, np.ndarray]]) -> Timeline:
+    """Operators, modules and phases of the examples: for each the launches that have one, and those."""
     rows = timeline.launches
-    needs_order = _needs_order(keys)
-
-    def source_of(value: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Launches that take this column's value from an example, and those examples."""
-        found = _match_all(
-            graph_rows, ids, example_ids, value[order].astype(np.int64), needs_order, len(rows)
-        )
-        taking = np.flatnonzero(found >= 0)
-        return taking, order[found[taking]]
-
     op, module, phase = rows.op.copy(), rows.module.copy(), rows.phase.copy()
-    op_name = (
-        np.where(rows.op >= 0, timeline.trace.ops.name[np.maximum(rows.op, 0)], -1)
-        if len(timeline.trace.ops)
-        else rows.op
-    )
-    taking, example = source_of(op_name)
+    (taking, example), of_module, of_phase = examples
     known = rows.op[example] >= 0
     op[taking[known]] = rows.op[example[known]]
-    taking, example = source_of(rows.module)
-    open_ = (rows.module[taking] < 0) & (rows.module[example] >= 0)
+    taking, example = of_module
+    open_ = rows.module[taking] < 0
     module[taking[open_]] = rows.module[example[open_]]
-    taking, example = source_of(rows.phase)
-    open_ = rows.phase[taking] == PHASES.index("other")
+    taking, example = of_phase
+    # A graph may hold the whole step, whatever part of the loop launches it.
+    open_ = (rows.phase[taking] != VALIDATION) & (rows.phase[example] != PHASES.index("other"))
     phase[taking[open_]] = rows.phase[example[open_]]
     return replace(timeline, launches=replace(rows, op=op, module=module, phase=phase))

@@ -5,8 +5,10 @@ import pytest
 
 from advisor.report.analysis import analyse_timeline
 from advisor.report.build import analyze, build_report
-from advisor.roofline.graphs import find_replays, match
-from advisor.trace.link import load
+from advisor.roofline.graphs import Match, find_replays
+from advisor.trace.events import KERNEL
+from advisor.trace.link import join, load
+from advisor.trace.phases import PHASES
 from tests.trace.builder import Builder
 
 ADD, GEMM, NORM, MUL = "void vectorized_elementwise_kernel<add>", "sm90_gemm_128x128", "layer_norm", "mul"
@@ -14,12 +16,12 @@ GRID = {"grid": [64, 1, 1], "block": [128, 1, 1]}
 
 
 def matched(sequence, examples, work, needs_order=()):
-    """`match` over letters; letters in `needs_order` need their neighbours."""
+    """Places of examples, over letters; letters in `needs_order` need their neighbours."""
     letters = sorted(set(sequence + examples))
     number = {letter: i for i, letter in enumerate(letters)}
     weak = np.array([letter in needs_order for letter in letters])
     ids = [np.array([number[x] if x != "." else -1 for x in text], np.int64) for text in (sequence, examples)]
-    return match(*ids, np.array([ord(x) for x in work]), weak).tolist()
+    return Match(*ids).same(np.array([ord(x) for x in work]), weak).tolist()
 
 
 def test_a_kernel_that_always_did_the_same_needs_no_order():
@@ -44,6 +46,11 @@ def test_neighbours_further_out_are_asked_until_those_left_agree():
     assert matched("zaGbw", "xaGby.zaGbw", "00100000200")[2] == 8
 
 
+def test_contradicting_surroundings_tell_nothing():
+    # GIVEN one example with the longer run before, and another with the longer run after
+    assert matched("yxaGbcd", "yxaGb.aGbcd", "00010000200")[3] == -1
+
+
 def test_what_order_cannot_tell_stays_unknown():
     # GIVEN two eager steps of the same kernels with different work
     assert matched("aGb", "aGb.aGb", "0100020") == [0, -1, 2]
@@ -58,6 +65,11 @@ def test_a_matrix_product_among_strangers_stays_unknown_even_if_seen_once():
     assert matched("aGb", "aGb", "010", needs_order="G")[1] == 1
     # Its inner neighbour suffices where the graph begins with it.
     assert matched("Gb", "aGb", "010", needs_order="G")[0] == 1
+
+
+def test_layers_alike_are_told_apart_by_the_whole_sequence():
+    # GIVEN three layers of the same kernels, each of a module of its own
+    assert matched("sababab!", "sababab!.sababab!", "01122330.01122330") == [0, 1, 2, 3, 4, 5, 6, 7]
 
 
 def test_a_gap_between_examples_is_no_neighbour():
@@ -126,6 +138,25 @@ def test_operators_are_carried_over_and_not_counted_as_joined():
     assert coverage.replayed_time_fraction == coverage.inferred_time_fraction == pytest.approx(40 / 50)
 
 
+def test_a_replay_takes_the_example_s_phase_whatever_part_of_the_loop_launched_it():
+    # GIVEN an eager step whose ranges are marked, and one graph of it launched in a forward range
+    trace = Builder().step(1, 0, 100).range("advisor::phase::forward", 0, 30)
+    trace.range("advisor::phase::optimizer", 30, 40)
+    eager_step(trace, 0)
+    trace.step(2, 100, 100).range("advisor::phase::forward", 95, 90)
+    replayed_step(trace, 100, 999)
+    analysis = analyse_timeline(trace.join())
+    phases = [PHASES[phase] for phase in analysis.timeline.launches.phase[analysis.replayed]]
+    assert phases == ["forward"] * 3 + ["optimizer"] * 2
+
+
+def test_an_operator_around_a_graph_s_launch_does_not_claim_what_is_in_it():
+    trace = Builder().step(1, 0, 100).op("aten::mm", 0, 50, dims=[[512, 512], [512, 512]])
+    replayed_step(trace, 10, 999)
+    analysis = analyse_timeline(trace.join())
+    assert np.isnan(analysis.costs.flops).all()
+
+
 def test_another_grid_is_another_kernel():
     trace = Builder().step(1, 0, 100)
     eager_step(trace, 0)
@@ -179,3 +210,24 @@ def test_graphs_whose_kernels_run_nowhere_else_stay_unknown(shared, name):
     assert analysis.replayed.sum() > 100
     assert not analysis.inferred.any()
     assert (build_report(analysis).summary.coverage.replayed_time_fraction or 0) > 0.2
+
+
+@pytest.mark.parametrize(
+    "name", ["gpt_naive_bf16", "llama_eager_bf16", "resnet50_amp16", "gpt_compiled_bf16"]
+)
+def test_a_step_made_to_look_replayed_gets_its_own_costs_back(shared, name):
+    # GIVEN a real trace, the kernels of one steady step all put under a single launch
+    plain = analyse_timeline(load(shared / f"traces/h200/{name}.json.gz"))
+    trace, rows = plain.timeline.trace, plain.timeline.launches
+    step = rows.step == np.flatnonzero(plain.timeline.steady)[-1]
+    chosen = np.flatnonzero(step & (rows.kind == KERNEL))
+    trace.device.correlation[chosen] = trace.device.correlation[chosen[np.argmin(rows.launch_ts_ns[chosen])]]
+    # WHEN
+    made = analyse_timeline(join(trace))
+    # THEN what is told is right, and nearly all of it is told
+    assert made.replayed.sum() == len(chosen)
+    told = made.inferred
+    wrong = (made.costs.flops != plain.costs.flops) | (made.costs.bytes_read != plain.costs.bytes_read)
+    time = made.timeline.launches.dur_ns
+    assert time[told & wrong].sum() <= 0.001 * time[chosen].sum()
+    assert time[told].sum() >= 0.95 * time[chosen[plain.costs.known[chosen]]].sum()
