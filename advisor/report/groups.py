@@ -72,13 +72,22 @@ def generic_modules(paths: list[str]) -> list[str]:
         ['blocks.*', 'blocks.*.mlp.2', 'blocks.*.mlp.0']
     """
     split = [path.split(".") for path in paths]
-    layers = {tuple(parts[:i]) for parts in split for i in range(1, len(parts))}
+    # A place is a part under another place, by number: paths as tuples would be hashed anew at each level.
+    places: dict[tuple[int, str], int] = {}
+    layers: set[int] = set()
+    ways: list[list[int]] = []
+    for parts in split:
+        way, at = [], -1
+        for part in parts:
+            layers.add(at)
+            at = places.setdefault((at, part), len(places))
+            way.append(at)
+        ways.append(way)
     return [
         ".".join(
-            _NUMBER.sub("*", part) if tuple(parts[: i + 1]) in layers else part
-            for i, part in enumerate(parts)
+            _NUMBER.sub("*", part) if at in layers else part for part, at in zip(parts, way, strict=True)
         )
-        for parts in split
+        for parts, way in zip(split, ways, strict=True)
     ]
 
 

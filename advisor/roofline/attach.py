@@ -24,6 +24,9 @@ _COMPOSITE_FLOPS = 0.5
 _COMPOSITE_BYTES = 0.75
 #: Formulas look at the nearest enclosing operators only.
 _MAX_ANCESTORS = 4
+#: Formulas asked in turn, outwards, for one launch; and parameters of one optimizer. No program has more.
+_MAX_ASKED = 32
+_MAX_PARAMETERS = 1_000_000
 
 
 @dataclass(slots=True, eq=False)
@@ -99,24 +102,33 @@ def attach_costs(timeline: Timeline, device: Device | None = None) -> LaunchCost
     kinds = rows.kind.tolist()
     costed_rows: list[int] = []
     costed: list[Cost] = []
+    asked: dict[int, int] = {}
+
+    def outwards(op: int, rows: list[int]) -> None:
+        """Leave these launches to the operator around this one, which also learns what is costed inside."""
+        outer = calls.known_around(op)
+        if outer >= 0:
+            if outer not in pending:
+                heapq.heappush(queue, -outer)
+            pending.setdefault(outer, []).extend(rows)
+            asked[outer] = max(asked.get(outer, 0), asked.get(op, 0) + 1 if rows else 0)
+
     while queue:
         op = -heapq.heappop(queue)
         own = sorted(pending.pop(op))
-        found = calls.costs(op, own)
+        found = calls.costs(op, own) if own else ()
+        calls.pass_on(op, found)
         if found:
-            calls.count_inside(op, found)
             known = [(row, cost) for row, cost in zip(own, found, strict=True) if cost is not None]
             costed_rows += [row for row, _ in known]
             costed += [cost for _, cost in known]
             # Memsets and copies have a cost under any operator, and do not show that its formula can tell.
             if len(known) == len(own) or any(kinds[row] not in (MEMCPY, MEMSET) for row, _ in known):
-                continue
-            own = [row for row, cost in zip(own, found, strict=True) if cost is None]
-        outer = -1 if timeline.cpu_only else calls.known_around(op)
-        if outer >= 0:
-            if outer not in pending:
-                heapq.heappush(queue, -outer)
-            pending.setdefault(outer, []).extend(own)
+                own = []
+            else:
+                own = [row for row, cost in zip(own, found, strict=True) if cost is None]
+        if not timeline.cpu_only:
+            outwards(op, own if asked.get(op, 0) < _MAX_ASKED else [])
     result = LaunchCosts.unknown(len(rows))
     result.put(costed_rows, costed)
     return result
@@ -157,7 +169,7 @@ class _Calls:
         self._args = ops.args
         # Lists: single elements of arrays are slow to read.
         self._op_name, self._parent = ops.name.tolist(), timeline.op_parent.tolist()
-        self._is_known = self.known.tolist()
+        self._known_around = nearest(timeline.op_parent, timeline.op_parent, self.known).tolist()
         self._launches = list(
             zip(rows.name.tolist(), rows.grid_blocks.tolist(), rows.bytes.tolist(), strict=True)
         )
@@ -178,21 +190,17 @@ class _Calls:
             found = self._cache[key] = found if any(found) else ()
         return () if op in self._inside and self._is_composite(op, found) else found
 
-    def count_inside(self, op: int, found: Sequence[Cost | None]) -> None:
-        """Remember, for the operators around this one, how much of their work is costed already."""
-        flops, nbytes = _amount(found)
-        above = self._parent[op]
-        while above >= 0:
-            inside = self._inside.get(above, (0.0, 0.0))
-            self._inside[above] = inside[0] + flops, inside[1] + nbytes
-            above = self._parent[above]
+    def pass_on(self, op: int, found: Sequence[Cost | None]) -> None:
+        """Tell the operator around this one how much of its work is costed here and inside."""
+        own, inside = _amount(found), self._inside.get(op)
+        above = self.known_around(op)
+        if above >= 0 and (inside or any(found)):
+            sums = (self._inside.get(above, (0.0, 0.0)), own, inside or (0.0, 0.0))
+            self._inside[above] = sum(flops for flops, _ in sums), sum(nbytes for _, nbytes in sums)
 
     def known_around(self, op: int) -> int:
         """The nearest operator around this one that has a formula, or -1."""
-        above = self._parent[op]
-        while above >= 0 and not self._is_known[above]:
-            above = self._parent[above]
-        return above
+        return self._known_around[op]
 
     def _is_composite(self, op: int, found: Sequence[Cost | None]) -> bool:
         flops, nbytes = _amount(found)
@@ -291,11 +299,13 @@ def _settings(timeline: Timeline, device: Device | None) -> dict[str, object]:
 
 def _parameters(timeline: Timeline) -> tuple[Tensor, ...]:
     """The parameters that the optimizer steps: from the capture, else from the gradients of one step."""
-    found = []
+    found: list[Tensor] = []
     entries = timeline.trace.context.get("parameters")
     for entry in entries if isinstance(entries, list) else ():
         shape, count = (entry.get("shape"), entry.get("count", 1)) if isinstance(entry, dict) else (None, 1)
         if isinstance(shape, list) and isinstance(count, int):
+            if len(found) + count > _MAX_PARAMETERS:
+                return ()
             found += [Tensor(tuple(shape), str(entry.get("dtype", "unknown")))] * count
     return tuple(found) or tuple(_gradients_of_a_step(timeline))
 

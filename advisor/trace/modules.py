@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 _RANGE = re.compile(r"^(?:advisor::module::|\[pl\]\[module\][^:]*: )(.+)$", re.DOTALL)
 #: Frames that the profiler records with stacks: the class, and a number for each instance.
 _FRAME = re.compile(r"^nn\.Module: (.+?)(?:_\d+)?$", re.DOTALL)
+#: Threads told apart, the busiest, and levels of modules in a path; a program has fewer of either.
+_MAX_THREADS = 64
+_MAX_LEVELS = 64
 
 
 class _Sequence(msgspec.Struct, gc=False):
@@ -88,13 +91,18 @@ def _paths_of_frames(trace: Trace, ranges: Events) -> tuple[np.ndarray, list[str
     index: dict[tuple[int, int], int] = {}
     siblings: Counter[tuple[int, str]] = Counter()
     places: list[tuple[int, str, int]] = []
+    level: list[int] = []
     for i, name in enumerate(ranges.name.tolist()):
         above = int(labels[parent[i]]) if parent[i] >= 0 else -1
+        if above >= 0 and level[above] == _MAX_LEVELS:
+            labels[i] = above
+            continue
         key = (above, name)
         if key not in index:
             kind = _FRAME.sub(r"\1", trace.names[name])
             index[key] = len(places)
             places.append((above, kind, siblings[above, kind]))
+            level.append(level[above] + 1 if above >= 0 else 1)
             siblings[above, kind] += 1
         labels[i] = index[key]
     paths: list[str] = []
@@ -126,7 +134,7 @@ def _forward_of(ops: Events, candidates: np.ndarray, backward: np.ndarray) -> np
     wanted = [_sequence(ops.args[i]) for i in backward.tolist()]
     wanted_number = np.array([e.number for e in wanted], np.int64)
     thread = np.array([e.forward_thread for e in wanted], np.int64)
-    for one in np.unique(thread).tolist():
+    for one in _busiest(thread):
         asked = np.flatnonzero((thread == one) & (wanted_number >= 0))
         own = _on_the_thread_of(wanted_number[asked], number, position, ops.track[position])
         found[asked] = _last_before(number[own], position[own], wanted_number[asked], backward[asked])
@@ -140,15 +148,21 @@ def _on_the_thread_of(
 
     Each thread counts for itself, and the profiler's name of the forward thread is not the trace's.
     """
-    tracks = np.unique(track)
+    tracks = _busiest(track)
     if len(tracks) < 2:
         return np.ones(len(number), bool)
     asked = np.isin(number, wanted)
     votes = [
         (len(np.unique(number[own])), int(position[own].max()) if own.any() else -1)
-        for own in (asked & (track == one) for one in tracks.tolist())
+        for own in (asked & (track == one) for one in tracks)
     ]
     return track == tracks[votes.index(max(votes))]
+
+
+def _busiest(thread: np.ndarray) -> list[int]:
+    """The threads with most entries, ascending."""
+    threads, counts = np.unique(thread, return_counts=True)
+    return np.sort(threads[np.argsort(-counts, kind="stable")[:_MAX_THREADS]]).tolist()
 
 
 def _last_before(

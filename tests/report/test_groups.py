@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from advisor.report.groups import generic_modules, kernel_groups
@@ -67,6 +69,14 @@ def test_layers_of_one_kind_are_one_group() -> None:
 )
 def test_numbers_of_layers_are_stars_and_those_of_parts_stay(paths, expected) -> None:
     assert generic_modules(paths) == expected
+
+
+def test_paths_of_a_thousand_parts_take_no_time_to_speak_of() -> None:
+    paths = [".".join(str(i + j) for j in range(1000)) for i in range(1000)]
+    begun = time.perf_counter()
+    stars = generic_modules(paths)
+    assert time.perf_counter() - begun < 5
+    assert stars[7] == ".".join(["*"] * 999 + ["1006"])
 
 
 def test_launches_of_one_kernel_that_differ_in_bound_are_two_groups() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 
 import numpy as np
 import pytest
@@ -206,3 +207,26 @@ def test_on_the_cpu_flags_of_the_gpu_change_no_pipe() -> None:
     assert timeline.cpu_only
     found = attach_costs(timeline)
     assert [found.pipes[i] for i in found.pipe.tolist()] == ["vector_fp32"]
+
+
+def test_operators_nested_without_end_take_no_longer_than_as_many_side_by_side() -> None:
+    # GIVEN thirty thousand products, one inside the other, each with a launch, every other with shapes
+    builder, n = Builder(), 30_000
+    for i in range(n):
+        dims = {"dims": [A, B]} if i % 2 else {}
+        builder.op("aten::mm", 1000 + i, 4 * n - 2 * i, **dims).launch(
+            "gemm", 1000.5 + i, at=9 * n + i, dur=1
+        )
+    timeline = builder.join()
+    begun = time.perf_counter()
+    found = attach_costs(timeline)
+    # THEN it ends, where a climb through all levels from each would not for minutes
+    assert time.perf_counter() - begun < 20
+    assert np.nansum(found.flops) >= MM_FLOPS
+
+
+@pytest.mark.parametrize("count", [10**9, 10**30])
+def test_a_count_of_parameters_beyond_all_reason_is_not_believed(count: int) -> None:
+    builder = Builder().context(parameters=[{"shape": [4, 4], "dtype": "fp32", "count": count}])
+    builder.op("aten::_fused_adamw_", 0, 50, dims=[[], []]).launch("adam", 10, at=100, dur=9)
+    assert np.isnan(attach_costs(builder.join()).flops).all()

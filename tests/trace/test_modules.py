@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 from tests.trace.builder import BACKWARD, MAIN, Builder
 
 FORWARD = 1
@@ -147,6 +149,32 @@ def test_a_second_call_of_a_frame_is_the_same_module() -> None:
     for ts in (0, 100):
         builder.python("nn.Module: Linear_7", ts, 50).launch(f"k{ts}", ts + 10, at=1000 + ts, dur=1)
     assert modules_of(builder) == {"k0": "Linear", "k100": "Linear"}
+
+
+def test_frames_nested_without_end_have_paths_of_bounded_length() -> None:
+    # GIVEN three thousand frames, one in the other
+    builder = Builder()
+    for i in range(3000):
+        builder.python(f"nn.Module: Layer{i}_0", i, 9000 - 2 * i)
+    builder.launch("innermost", 3500, at=20_000, dur=1)
+    # THEN what lies below the last level that is told apart belongs to that level
+    (path,) = modules_of(builder).values()
+    assert path is not None
+    assert path.split(".") == [f"Layer{i}" for i in range(64)]
+    assert sum(map(len, builder.join().modules)) < 100_000
+
+
+def test_thousands_of_threads_do_not_multiply_the_time_of_their_backward() -> None:
+    # GIVEN as many forward threads as operators, and backward ones that claim each of them
+    builder, n = Builder(), 4000
+    forward(builder, "a", 0, sequence=0, kernel="fa")
+    for i in range(n):
+        builder.on(10 + i).op("aten::mul", 100 + i, 0.5, sequence=i)
+        builder.op("MulBackward0", 90_000 + i, 0.5, sequence=i, forward_thread=1 + i)
+        builder.launch("b", 90_000.2 + i, at=200_000 + i, dur=1)
+    begun = time.perf_counter()
+    builder.join()
+    assert time.perf_counter() - begun < 5
 
 
 def test_a_trace_without_modules_names_none() -> None:
