@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from advisor.report import format as fmt
 from advisor.report.model import CrossCheck, KernelGroup, Peak, Report
 
+_COSTS_REMEDY = "record shapes (record_shapes=True) and name the device (--device)"
+
 
 @dataclass(frozen=True)
 class Metric:
@@ -94,7 +96,7 @@ def _real_step(report: Report) -> Metric:
     summary = report.summary
     profiled, real = summary.step_time_ms.p50, summary.baseline_step_ms
     note = "without the profiler"
-    if profiled and real:
+    if profiled and real and profiled >= real:
         note += f"; profiling stretched it {fmt.ratio(profiled / real)}"
     return Metric(
         "Step time, as it really runs",
@@ -140,8 +142,14 @@ def _mfu(report: Report) -> Metric:
         "Model FLOPs utilisation",
         _optional(fmt.percent(report.summary.mfu)),
         f"of {against}" if against else "of the dense peak of the pipe in use",
-        "record shapes (record_shapes=True) and name the device (--device)",
+        "the step has no matrix product or convolution" if _classified(report) else _COSTS_REMEDY,
     )
+
+
+def _classified(report: Report) -> bool:
+    """Whether nearly all time was set against a roof, so that a missing figure is no want of data."""
+    unknown = report.summary.bound_time_fraction.unknown
+    return unknown is not None and unknown < 0.01
 
 
 def _roof(report: Report) -> Metric:
@@ -150,7 +158,7 @@ def _roof(report: Report) -> Metric:
         _optional(fmt.percent(report.summary.roof_fraction)),
         f"time at the roof over time taken, {fmt.percent(report.summary.coverage.costed_time_fraction)} "
         "of device time costed",
-        "record shapes (record_shapes=True) and name the device (--device)",
+        _COSTS_REMEDY,
     )
 
 
@@ -164,7 +172,7 @@ def _bounds(report: Report) -> Metric:
         "Memory- / compute-bound",
         value,
         "of operator time" if report.summary.cpu_only else "of device time",
-        "record shapes (record_shapes=True) and name the device (--device)",
+        _COSTS_REMEDY,
     )
 
 

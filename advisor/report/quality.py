@@ -8,12 +8,15 @@ import numpy as np
 
 from advisor.report.analysis import Analysis
 from advisor.report.model import Quality, Summary
+from advisor.roofline.bound import BOUNDS
 
 Check = Callable[[Analysis, Summary], Iterator[Quality]]
 _CHECKS: list[Check] = []
 _LEVELS = ("error", "warning", "info")
 #: Operators that are looked at for shapes.
 _SAMPLED_OPS = 2000
+#: Operators without a cost that are named.
+_NAMED_OPS = 3
 #: The profiler's own cost is worth a word from this ratio of profiled to real step time.
 _INFLATION = 1.15
 #: Device time may exceed the real step by this much: clocks and medians are good to a few percent.
@@ -127,6 +130,14 @@ def observer(analysis: Analysis, summary: Summary) -> Iterator[Quality]:
             "step is said to take without the profiler: the two are not of the same loop, or other ranks are "
             "waited for longer under the profiler",
         )
+    elif profiled * _INFLATION < baseline:
+        yield _remark(
+            "warning",
+            "baseline.too_long",
+            f"the profiled steps took {profiled / 1e6:.1f} ms, less than the {baseline / 1e6:.1f} ms that a "
+            "step is said to take without the profiler: the loop was not steady, the machine was busy with "
+            "other work, or the two are not of the same loop",
+        )
     elif profiled > _INFLATION * baseline:
         yield _remark(
             "info",
@@ -198,7 +209,14 @@ def _reason(analysis: Analysis) -> str:
     args = analysis.timeline.trace.ops.args
     if not any(b'"Input Dims"' in bytes(args[i]) for i in range(min(len(args), _SAMPLED_OPS))):
         return ": the trace has no shapes (capture with record_shapes=True)"
-    return ""
+    rows, unknown = analysis.timeline.launches, BOUNDS.index("unknown")
+    # What a graph replayed has no operator to be told by; another remark tells its share.
+    chosen = analysis.counted & (analysis.bounds.bound == unknown) & (rows.op >= 0)
+    trace, total = analysis.timeline.trace, float(rows.dur_ns[analysis.counted].sum())
+    times = np.bincount(trace.ops.name[rows.op[chosen]], weights=rows.dur_ns[chosen], minlength=1)
+    largest = [i for i in np.argsort(-times, kind="stable")[:_NAMED_OPS].tolist() if times[i] > 0.02 * total]
+    named = ", ".join(f"{trace.names[i]} {times[i] / total:.0%}" for i in largest)
+    return f": no formula, or too little recorded, for {named}" if named else ""
 
 
 @check

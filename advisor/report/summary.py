@@ -26,6 +26,10 @@ from advisor.trace.link import CPU_OP
 _MODEL_FAMILIES = frozenset({"matmul", "attention", "convolution", "rnn"})
 #: Below this share of the step at work, the device is not what limits the loop.
 _BUSY_ENOUGH = 0.85
+#: The profiler makes host-bound steps up to this many times as long (docs/capture.md).
+_STRETCH = 2.0
+#: Below this share of its roof, a bound by intensity alone is not what sets the pace.
+_NEAR_ROOF = 0.5
 
 
 def summarise(analysis: Analysis, groups: list[KernelGroup]) -> Summary:
@@ -64,7 +68,8 @@ def summarise(analysis: Analysis, groups: list[KernelGroup]) -> Summary:
         cpu_only=analysis.timeline.cpu_only,
     )
     whole = "trace" if analysis.timeline.steps.source == "trace" else "step"
-    summary.verdict = verdict(summary, roofs_known=bool(analysis.device.peaks), whole=whole)
+    efficiency = {bound: _roof_fraction([g for g in groups if g.bound == bound]) for bound in BOUNDS}
+    summary.verdict = verdict(summary, efficiency, roofs_known=bool(analysis.device.peaks), whole=whole)
     return summary
 
 
@@ -77,37 +82,65 @@ def break_down(analysis: Analysis, groups: list[KernelGroup]) -> Breakdown:
     )
 
 
-def verdict(summary: Summary, *, roofs_known: bool, whole: str = "step") -> str:
+def verdict(
+    summary: Summary,
+    efficiency: Mapping[str, float | None],
+    *,
+    roofs_known: bool,
+    whole: str = "step",
+) -> str:
     """One sentence: what limits this loop.
 
     Args:
         summary: the headline figures.
+        efficiency: time at the roof over time taken, of the kernels under each bound.
         roofs_known: whether kernels could be set against the device's roofs.
         whole: what the busy share is of: ``"step"``, or ``"trace"`` where no steps are marked.
     """
-    bound, busy = summary.bound_time_fraction, summary.gpu_busy_fraction
+    bound = summary.bound_time_fraction
     if all(share is None for share in (bound.memory, bound.unknown)):
         return "No device work was recorded, so there is nothing to classify."
-    place = "CPU operator" if summary.cpu_only else "device"
-    if busy is not None and busy < _BUSY_ENOUGH:
-        hedge = "" if summary.baseline_step_ms else " as profiled (the profiler itself slows the host)"
-        first = f"The GPU works {busy:.0%} of the {whole}{hedge}: the host limits this loop, not its kernels"
-    elif busy is not None:
-        first = f"The GPU works {busy:.0%} of the {whole}: its kernels limit this loop"
-    else:
-        first = "This ran on the CPU, so operators stand in for kernels"
+    first = _limit(summary, whole)
     if not roofs_known:
         return f"{first}; the device's roofs are not known, so kernels are not classified."
     shares = {name: getattr(bound, name) or 0.0 for name in BOUNDS}
     name = max(shares, key=shares.__getitem__)
-    means = {
+    place = "CPU operator" if summary.cpu_only else "device"
+    return f"{first}; {shares[name]:.0%} of {place} time is {_meaning(name, efficiency.get(name))}."
+
+
+def _limit(summary: Summary, whole: str) -> str:
+    """Whether host or device limits the loop, as far as the busy share can tell."""
+    busy = summary.gpu_busy_fraction
+    if busy is None:
+        return "This ran on the CPU, so operators stand in for kernels"
+    if busy >= _BUSY_ENOUGH:
+        return f"The GPU works {busy:.0%} of the {whole}: its kernels limit this loop"
+    if summary.baseline_step_ms:
+        return f"The GPU works {busy:.0%} of the {whole}: the host limits this loop, not its kernels"
+    first = f"The GPU works {busy:.0%} of the {whole} as profiled"
+    if busy * _STRETCH < _BUSY_ENOUGH:
+        return f"{first} (the profiler itself slows the host): the host limits this loop, not its kernels"
+    return (
+        f"{first}: the profiler slows the host, so either host or kernels may limit this loop; the real "
+        "step time would tell"
+    )
+
+
+def _meaning(bound: str, efficiency: float | None) -> str:
+    """What a bound says of the kernels under it; far from its roof it does not set the pace."""
+    if bound in ("memory", "compute") and efficiency is not None and efficiency < _NEAR_ROOF:
+        return (
+            f"{bound}-bound by intensity, but at {efficiency:.0%} of that roof: "
+            "slow or small kernels set the pace"
+        )
+    return {
         "memory": "memory-bound: it waits for data, not for arithmetic",
         "compute": "compute-bound: arithmetic sets the pace",
         "communication": "communication between ranks",
         "copy": "copies over the host link",
         "unknown": "of unknown cost",
-    }
-    return f"{first}; {shares[name]:.0%} of {place} time is {means[name]}."
+    }[bound]
 
 
 def _peak_memory_bytes(context: Mapping[str, Any]) -> int | None:

@@ -19,6 +19,20 @@ def test_both_step_times_are_told_with_what_they_are(rich_report):
     assert found["Step time, as profiled"].value == "60.0 ms"
 
 
+def test_a_baseline_longer_than_the_profiled_step_is_no_stretching(rich_report):
+    rich_report.summary.baseline_step_ms = 60.0
+    rich_report.summary.step_time_ms.p50 = 40.0
+    assert by_label(rich_report)["Step time, as it really runs"].note == "without the profiler"
+
+
+def test_utilisation_of_a_step_without_matrix_work_asks_for_no_shapes(rich_report):
+    rich_report.summary.mfu = None
+    rich_report.summary.bound_time_fraction = model.BoundTimeFraction(memory=1.0, unknown=0.0)
+    assert "no matrix product" in by_label(rich_report)["Model FLOPs utilisation"].remedy
+    rich_report.summary.bound_time_fraction = model.BoundTimeFraction(memory=0.5, unknown=0.5)
+    assert "record_shapes" in by_label(rich_report)["Model FLOPs utilisation"].remedy
+
+
 def test_every_missing_figure_says_how_to_get_it(unknown_report):
     found = metrics.metrics(unknown_report)
     assert len(found) == 8

@@ -90,6 +90,11 @@ def test_a_baseline_shorter_than_the_devices_work_is_doubted() -> None:
     assert "baseline.inflated" not in found
 
 
+@pytest.mark.parametrize(("baseline_ms", "told"), [(1.1, False), (1.2, True), (40, True)])
+def test_a_baseline_longer_than_the_profiled_step_is_doubted(baseline_ms, told) -> None:
+    assert ("baseline.too_long" in remarks(loop(), baseline_step_ms=baseline_ms)) is told
+
+
 @pytest.mark.parametrize(("verified", "told"), [(False, True), (True, False), (None, False)])
 def test_steps_that_stay_slower_after_the_capture_are_told(verified, told) -> None:
     builder = loop().context(after={"ratio": 1.3, "verified": verified})
@@ -129,6 +134,17 @@ def test_uncosted_time_says_whether_shapes_are_missing() -> None:
     message = remarks(partly)["cost.coverage"].message
     assert message.startswith("21%")
     assert "record_shapes" not in message
+
+
+def test_uncosted_time_names_the_operators_that_hold_most_of_it() -> None:
+    builder = loop()
+    for i in range(3):
+        start = 10_000 + 1000 * i
+        for place, (name, dur) in enumerate((("my::big", 90), ("my::small", 60), ("my::tiny", 1))):
+            at = start + 200 + 100 * place
+            builder.op(name, at, 50, dims=[SQUARE]).launch(f"k{place}", at + 5, at=at + 300, dur=dur)
+    message = remarks(builder)["cost.coverage"].message
+    assert message.endswith(": no formula, or too little recorded, for my::big 18%, my::small 12%")
 
 
 def test_kernels_replayed_from_a_graph_are_told_and_numbers_used_twice_are_not() -> None:

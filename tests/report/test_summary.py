@@ -174,6 +174,37 @@ def test_the_verdict_of_a_host_bound_loop_hedges_without_a_baseline() -> None:
     assert "as profiled" not in summary_of(analyse(loop(), baseline_step_ms=0.9)).verdict
 
 
+@pytest.mark.parametrize(
+    ("busy_us", "baseline_ms", "said"),
+    [
+        (860, None, "its kernels limit this loop"),
+        # GIVEN a step that the profiler may have made twice as long
+        (800, None, "either host or kernels may limit this loop"),
+        (440, None, "either host or kernels may limit this loop"),
+        (410, None, "the host limits this loop"),
+        (800, 1.0, "the host limits this loop"),
+        (800, 0.9, "its kernels limit this loop"),
+    ],
+)
+def test_the_verdict_blames_the_host_only_where_the_profiler_cannot_be_the_cause(
+    busy_us, baseline_ms, said
+) -> None:
+    builder = Builder()
+    for i in range(3):
+        start = 1000 * i
+        builder.step(i, start, 1000).op("aten::mm", start, 5, dims=[SQUARE, SQUARE])
+        builder.launch("gemm", start + 1, at=start + 10, dur=busy_us)
+    assert said in summary_of(analyse(builder, baseline_step_ms=baseline_ms)).verdict
+
+
+@pytest.mark.parametrize(("mm_us", "said"), [(250, "arithmetic sets the pace"), (600, "of that roof")])
+def test_the_verdict_says_where_kernels_are_far_from_the_roof_that_bounds_them(mm_us, said) -> None:
+    # GIVEN a product that an H100 could do in about 139 µs
+    verdict = summary_of(analyse(loop(mm_us=mm_us))).verdict
+    assert "compute-bound" in verdict
+    assert said in verdict
+
+
 def test_the_verdict_names_the_kernels_where_the_device_is_busy() -> None:
     verdict = summary_of(analyse(loop(), baseline_step_ms=0.35)).verdict
     assert "its kernels limit this loop" in verdict
