@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from dataclasses import dataclass
@@ -19,6 +20,8 @@ STATIC_ROWS = 50
 MAX_ROWS = 1500
 #: Characters that full kernel names may take in the page, shared among the distinct names.
 _NAME_BUDGET = 250_000
+#: Entries of the context block in the page, and of one mapping in it that are told one by one.
+_ENVIRONMENT_ROWS = 300
 _LEVELS = ("error", "warning", "info")
 
 
@@ -163,16 +166,19 @@ def script_json(value: Any) -> str:
 
 
 def environment(report: Report) -> list[tuple[str, str]]:
-    """The context block as (dotted key, text); long lists by their length."""
-    return list(_flatten("", report.environment))
+    """The context block as (dotted key, text); long lists and mappings by their length."""
+    rows = list(itertools.islice(_flatten("", report.environment), _ENVIRONMENT_ROWS + 1))
+    if len(rows) > _ENVIRONMENT_ROWS:
+        rows[-1] = ("…", "further entries are in the JSON report")
+    return rows
 
 
 def _flatten(prefix: str, value: Any) -> Any:
-    if isinstance(value, dict) and value:
+    if isinstance(value, dict) and (0 < len(value) <= _ENVIRONMENT_ROWS or (value and not prefix)):
         for key, item in value.items():
             yield from _flatten(f"{prefix}.{key}" if prefix else str(key), item)
         return
-    if isinstance(value, list) and len(value) > 12:
+    if isinstance(value, (dict, list)) and len(value) > 12:
         text = f"{len(value)} entries"
     elif isinstance(value, list):
         text = ", ".join(map(_scalar, value)) or "none"

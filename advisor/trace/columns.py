@@ -13,7 +13,7 @@ import numpy as np
 
 from advisor.trace.arguments import Arguments
 from advisor.trace.events import KERNEL, MEMCPY, MEMSET, DeviceEvents, Events, Loss, RuntimeEvents, Trace
-from advisor.trace.wire import UNDECODABLE
+from advisor.trace.wire import UNDECODABLE, bounded
 
 _KINDS = {
     "cpu_op": "op", "Operator": "op",
@@ -215,7 +215,7 @@ class TraceBuilder:
             names=[name if isinstance(name, str) else str(name) for name in self._names.values_seen],
             tracks=self._tracks.values_seen,
             event_count=self.event_count,
-            meta=meta,
+            meta=bounded(meta),
             losses=[*losses, *odd],
         )
 

@@ -13,6 +13,23 @@ Raw = msgspec.Raw
 UNDECODABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
+#: Levels of lists and objects in an entry beside the events; what lies deeper is no figure.
+_MAX_LEVELS = 32
+
+
+def bounded(value: Any, levels: int = _MAX_LEVELS) -> Any:
+    """A decoded value as what a figure can be: None for a number past 64 bits or for what lies too deep."""
+    if isinstance(value, int):
+        return value if -(1 << 63) <= value < 1 << 63 else None
+    if isinstance(value, (dict, list)) and not levels:
+        return None
+    if isinstance(value, dict):
+        return {key: bounded(item, levels - 1) for key, item in value.items()}
+    if isinstance(value, list):
+        return [bounded(item, levels - 1) for item in value]
+    return value
+
+
 class RawEvent(msgspec.Struct, gc=False):
     """One Chrome-trace event; what it may hold is what the traces seen so far hold."""
 

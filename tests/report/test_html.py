@@ -186,6 +186,15 @@ def test_long_lists_of_the_environment_are_counted(rich_report):
     assert "optimizer.foreach —" in text
 
 
+@pytest.mark.parametrize("inside", ["", "modules"])
+def test_an_environment_without_end_is_counted_and_does_not_fill_the_page(rich_report, inside):
+    endless = {f"key{i}": i for i in range(100_000)}
+    rich_report.environment = {inside: endless} if inside else endless
+    page = html.render(rich_report)
+    assert len(page.encode()) < 1_000_000
+    assert ("100000 entries" if inside else "further entries are in the JSON report") in Page(page).words()
+
+
 def test_rendering_twice_gives_the_same_page_and_leaves_the_report_alone(rich_report):
     before = repr(rich_report)
     assert html.render(rich_report) == html.render(rich_report)

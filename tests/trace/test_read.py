@@ -293,3 +293,19 @@ def test_the_limit_names_the_option_that_raises_it(write) -> None:
 
 def test_the_default_limit_is_a_share_of_memory() -> None:
     assert 0 < sources.default_limit_bytes() <= 32 << 30
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_entries_beside_the_events_hold_nothing_that_no_figure_can_be(broken) -> None:
+    # GIVEN a context block with numbers of four hundred digits and five hundred levels of lists
+    deep = "[" * 500 + "]" * 500
+    text = f'{{"training_advisor":{{"big":{10**400},"deep":{deep},"fine":[1,{{"a":true}}]}},"traceEvents":['
+    text += '{"ph":"X","cat":"cpu_op","name":"a","ts":1,"dur":1}' + (",NaN" if broken else "") + "]}"
+    context = decode_trace(text.encode(), "t.json", None).context
+    # THEN those are unknown and the rest is there
+    assert context["big"] is None
+    assert context["fine"] == [1, {"a": True}]
+    level, at = 0, context["deep"]
+    while at:
+        level, at = level + 1, at[0]
+    assert level < 50
