@@ -20,6 +20,10 @@ from advisor.report.names import short_name
 #: Kernel groups listed; the page has them all.
 TOP_KERNELS = 15
 _PARTS = 6
+#: A column of figures takes at most this, with its gap.
+_FIGURE_WIDTH = 12
+#: Ranks listed; the page has them all.
+_RANKS = 16
 _BAR_WIDTH = 10
 _WIDE = 130
 #: Columns that the figures of the kernel table take, with their gaps.
@@ -51,6 +55,8 @@ class _View:
     def blocks(self) -> Iterator[RenderableType]:
         yield self._text(fmt.shorten(self._report.summary.verdict, 500), "bold")
         yield self._metrics()
+        if len(self._report.ranks) > 1:
+            yield self._ranks()
         if self._report.findings:
             yield self._findings()
         if bars := breakdown.bars(self._report):
@@ -59,6 +65,8 @@ class _View:
             yield self._kernels()
         if self._report.counters:
             yield self._counters(self._report.counters)
+        if self._report.cross_checks:
+            yield self._cross_checks()
         if self._report.data_quality:
             yield self._quality()
 
@@ -79,6 +87,49 @@ class _View:
                 table.add_row(label, self._text(metric.value, "bold"), self._text(metric.note, "dim"))
             else:
                 table.add_row(label, self._text(fmt.NOT_MEASURED, "italic"), self._text(metric.remedy, "dim"))
+        return table
+
+    def _ranks(self) -> Group:
+        ranks = self._report.ranks
+        table = self._figures("rank", "step", "GPU busy", "kernels", "comm.", "exposed")
+        for rank in ranks[:_RANKS]:
+            table.add_row(
+                self._text("unknown" if rank.rank is None else str(rank.rank)),
+                self._text(fmt.duration(rank.step_time_ms)),
+                self._text(fmt.percent(rank.gpu_busy_fraction)),
+                self._text(fmt.duration(rank.kernel_time_ms_per_step)),
+                self._text(fmt.duration(rank.communication_ms_per_step)),
+                self._text(fmt.duration(rank.exposed_communication_ms_per_step)),
+            )
+        shown = self._report.trace.rank
+        whose = "the first trace's" if shown is None else f"rank {shown}'s"
+        title = self._text(f"{len(ranks)} ranks; all other figures are {whose}", "bold")
+        more = [self._text(f"and {len(ranks) - _RANKS} more", "dim")] if len(ranks) > _RANKS else []
+        return Group(title, table, *more)
+
+    def _cross_checks(self) -> Group:
+        table = self._figures("figure", "here", "there", "difference")
+        checks = [check for check in self._report.cross_checks if fmt.known(check.ours)]
+        for check in checks:
+            style = "yellow" if metrics.differs(check) else ""
+            table.add_row(
+                self._text(fmt.shorten(f"{check.figure}, {check.unit}", 100)),
+                self._text(fmt.number(check.ours)),
+                self._text(fmt.number(check.theirs)),
+                self._text(fmt.percent(check.difference_fraction), style),
+            )
+        tools = ", ".join(dict.fromkeys(fmt.shorten(check.tool, 60) for check in self._report.cross_checks))
+        rest = len(self._report.cross_checks) - len(checks)
+        more = [self._text(f"and {rest} of its own in the report", "dim")] if rest else []
+        return Group(self._text(f"Checked against {tools}", "bold"), table, *more)
+
+    def _figures(self, first: str, *others: str) -> Table:
+        """An empty table of one column of names and others of figures."""
+        table = Table(box=None, padding=(0, 1), pad_edge=False)
+        room = max(self._width - _FIGURE_WIDTH * len(others), _FIGURE_WIDTH)
+        table.add_column(first, no_wrap=True, overflow=self._overflow, max_width=room)
+        for heading in others:
+            table.add_column(heading, justify="right", no_wrap=True, overflow=self._overflow)
         return table
 
     def _findings(self) -> Table:

@@ -98,7 +98,9 @@ def _inferred(trace: Trace, launches: Launches, parent: np.ndarray, steps: Steps
     """Phase of each linked launch without anyone having stated it."""
     ops, marks, ts = trace.ops, trace.annotations, launches.launch_ts_ns
     engine = named(trace.names, ops.name, is_backward)
-    phase = np.full(len(ts), _CODE["forward"], np.int8)
+    # With neither operators nor ranges on the host, nothing tells forward from backward.
+    silent = not len(ops) and not len(marks)
+    phase = np.full(len(ts), _CODE["other" if silent else "forward"], np.int8)
 
     ended = _last_end_in_step(steps, ops.ts_ns[engine], ops.end_ns[engine])
     backward_over = (launches.step >= 0) & (ended >= 0)[launches.step] & (ts >= ended[launches.step])

@@ -95,6 +95,10 @@ class Source:
         self._limit = default_limit_bytes() if limit_bytes is None else limit_bytes
         #: Content of what cannot be read twice.
         self._stored: bytes | None = None
+        if not is_url(path) and os.path.isdir(path):
+            raise InputError(
+                f"{path}: a folder, not a trace; `advisor analyze` takes the traces of a whole folder"
+            )
         with self._errors():
             if not is_url(path) and os.path.isfile(path):
                 self.size_bytes: int | None = os.path.getsize(path)

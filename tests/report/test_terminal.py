@@ -65,3 +65,20 @@ def test_what_was_not_measured_says_how_to_get_it(unknown_report):
     text = " ".join(rendered(unknown_report, width=200).split())
     assert "Peak memory not measured capture with the TrainingAdvisor callback" in text
     assert "Top" not in text
+
+
+def test_several_ranks_are_listed_and_it_is_said_whose_the_figures_are(rich_report):
+    text = rendered(rich_report)
+    assert "2 ranks; all other figures are rank 0's" in text
+    # GIVEN one rank alone THEN there is nothing to tell apart
+    rich_report.ranks = rich_report.ranks[:1]
+    assert "ranks;" not in rendered(rich_report)
+
+
+def test_another_tools_figures_are_shown_where_they_were_asked_for(rich_report):
+    rows = [line.split() for line in rendered(rich_report).splitlines()]
+    assert ["communication", "overlap,", "%", "37.0", "35.1", "5.4%"] in rows
+    # THEN what only the other tool has is counted, not listed
+    assert ["and", "1", "of", "its", "own", "in", "the", "report"] in rows
+    rich_report.cross_checks = []
+    assert "Checked against" not in rendered(rich_report)

@@ -216,3 +216,12 @@ def test_names_of_the_autograd_engine(name, expected) -> None:
 )
 def test_names_of_collectives(name, expected) -> None:
     assert is_collective(name) is expected
+
+
+def test_kernels_alone_tell_no_phase() -> None:
+    assert phases_of(launches(Builder(), ("batch_norm_backward_kernel", 10))) == {
+        "batch_norm_backward_kernel": "other"
+    }
+    # GIVEN operators, of which none is the autograd engine's
+    with_operator = Builder().op("aten::mm", 0, 50)
+    assert phases_of(launches(with_operator, ("gemm", 10))) == {"gemm": "forward"}

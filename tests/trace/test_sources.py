@@ -242,3 +242,8 @@ def test_a_url_is_held_to_the_limit(memory) -> None:
     memory.pipe("/t.json", TRACE)
     with pytest.raises(InputError, match="--max-gb"):
         read_trace("memory://t.json", limit_bytes=10)
+
+
+def test_a_folder_where_one_trace_is_wanted_says_what_takes_folders(tmp_path) -> None:
+    with pytest.raises(InputError, match="a folder, not a trace; `advisor analyze`"):
+        read_trace(tmp_path)
