@@ -311,7 +311,7 @@ class TrainingAdvisor(_Root, *_lightning_bases(import_any=True)):  # type: ignor
         if self._stage != stage or self._folder is None or self._window is not None:
             return
         if is_spent() and not self.allow_repeat:
-            notify.info("this process has recorded a window before; a second one would not be exact")
+            notify.info(notify.REPEATED)
             return
         other = lightning_context.foreign_profiler(trainer)
         if other:

@@ -6,6 +6,12 @@ import contextlib
 import sys
 import warnings
 
+#: Why a second window of one process stays closed, and the way out.
+REPEATED = (
+    "nothing is recorded: this process has recorded a window before, and a second one would not be exact "
+    "(allow_repeat=True records nevertheless)"
+)
+
 
 class AdvisorWarning(UserWarning):
     """The capture could not do its work; training is unharmed."""
