@@ -95,6 +95,8 @@ class Analysis:
             device=self.device,
             copy_bytes=rows.bytes,
             grid_blocks=rows.grid_blocks,
+            flops_padding=costs.flops_padding,
+            bytes_reread=costs.bytes_reread,
         )
 
     @cached_property

@@ -132,9 +132,7 @@ class _Sums:
         self._calls = total(np.ones(len(counted)))
         self._time_ns = total(dur)
         self._all_ns = float(dur.sum())
-        self._flops, self._read, self._written = (
-            total(column[counted]) for column in (found.flops, found.bytes_read, found.bytes_written)
-        )
+        self._figures = {name: total(getattr(found, name)[counted]) for name in found.FIGURES}
         self._roof_ns = total(roof_ns)
         self._timed_ns = total(np.where(np.isfinite(roof_ns), dur, 0.0))
         self._flagged_ns = [total(np.where(flags & (1 << bit), dur, 0.0)) for bit in range(len(FLAGS))]
@@ -142,15 +140,14 @@ class _Sums:
     def of(self, i: int, *, costed: bool) -> dict[str, Any]:
         """Figures of one group, as fields of `KernelGroup`."""
         steps, time_ns = self._steps, self._time_ns[i]
-        moved = self._read[i] + self._written[i]
+        figures = {name: sums[i] for name, sums in self._figures.items()}
+        moved = figures["bytes_read"] + figures["bytes_written"]
         return {
             "calls_per_step": self._calls[i] / steps,
             "time_ms_per_step": time_ns / steps / 1e6,
             "time_fraction": time_ns / self._all_ns if self._all_ns else 0.0,
-            "flops": self._flops[i] / steps if costed else None,
-            "bytes_read": self._read[i] / steps if costed else None,
-            "bytes_written": self._written[i] / steps if costed else None,
-            "intensity": self._flops[i] / moved if costed and moved > 0 else None,
+            **{name: figure / steps if costed else None for name, figure in figures.items()},
+            "intensity": figures["flops"] / moved if costed and moved > 0 else None,
             "efficiency": self._roof_ns[i] / self._timed_ns[i] if self._timed_ns[i] > 0 else None,
             "flags": [
                 flag

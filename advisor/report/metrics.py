@@ -67,7 +67,7 @@ def flops_per_s(group: KernelGroup) -> float | None:
 
 
 def bytes_per_s(group: KernelGroup) -> float | None:
-    """Bandwidth that a group achieved against its compulsory bytes, or None without them."""
+    """Bandwidth that a group achieved, re-reads included, or None without a cost."""
     moved = total_bytes(group)
     return None if moved is None else _per_second(moved, group)
 

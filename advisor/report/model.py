@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import pandas
 
 #: Raised when a field changes meaning or goes (major) or is added (minor).
-SCHEMA_VERSION = "1.1"
+SCHEMA_VERSION = "1.2"
 
 
 class Struct(msgspec.Struct):
@@ -189,11 +189,11 @@ class Summary(Struct, kw_only=True):
     coverage: Coverage
     #: Time at the roof over time taken, over all costed kernels.
     roof_fraction: float | None = None
-    #: FLOPs of the costed launches of a step; null if none is costed.
+    #: FLOPs of the costed launches of a step, without padding; null if none is costed.
     flops_per_step: float | None = None
     #: Bytes read and written by the costed launches of a step; null if none is costed.
     bytes_per_step: float | None = None
-    #: Model FLOPs utilisation: FLOP/s of matrix products and convolutions over the peak of the pipe
+    #: Model FLOPs utilisation: useful FLOP/s of matrix products and convolutions over the peak of the pipe
     #: they use, against the baseline step time where known.
     mfu: float | None = None
     #: High-water mark of the allocator, from the capture; null if it did not record it.
@@ -275,11 +275,14 @@ class KernelGroup(Struct, kw_only=True):
     time_ms_per_step: float
     #: Of the device time of a step.
     time_fraction: float
-    #: Per step; null without a cost.
+    #: As executed, per step; null without a cost.
     flops: float | None = None
-    #: Compulsory bytes per step: each element once, and again where the cache is too small; null without a
-    #: cost.
+    #: The part of `flops` on tile padding and on masked blocks, per step; null without a cost.
+    flops_padding: float | None = None
+    #: Bytes per step: each element once, and again where the cache is too small; null without a cost.
     bytes_read: float | None = None
+    #: The part of `bytes_read` that is fetched again, per step; null without a cost.
+    bytes_reread: float | None = None
     #: Compulsory bytes per step; null without a cost.
     bytes_written: float | None = None
     #: FLOP/byte; null without a cost or without bytes.
@@ -288,9 +291,10 @@ class KernelGroup(Struct, kw_only=True):
     pipe: str | None = None
     #: memory, compute, communication, copy or unknown.
     bound: str = "unknown"
-    #: Achieved over attainable at this intensity (or over the link, for copies).
+    #: Time that the useful work (without padding and re-reads) takes at the roof, over the time taken; for
+    #: copies, at the link's rate.
     efficiency: float | None = None
-    #: Any of latency, inefficient, cached, above_roof, no_roof, pageable.
+    #: Any of latency, inefficient, few_blocks, cached, above_roof, no_roof, pageable, padded.
     flags: list[str] = []
     #: Hardware counters, where a file of them was given and could be joined.
     measured: Measured | None = None
@@ -458,6 +462,10 @@ class Report(Struct, kw_only=True):
     cross_checks: list[CrossCheck] = []
     #: Hardware counters beside the model; null unless a file of them was given.
     counters: CounterSummary | None = None
+
+    def __repr__(self) -> str:
+        """One line: what was read, and the verdict."""
+        return f"<Report on {self.trace.path}: {self.summary.verdict}>"
 
     def to_pandas(self, table: str = "kernels") -> pandas.DataFrame:
         """One of the report's lists as a data frame, a row an entry; what is not known is NaN or None.

@@ -42,11 +42,11 @@ COLUMNS = (
     Column("Calls", "number", "Launches per step"),
     Column("Time, ms", "number", "Device time per step"),
     Column("Share", "number", "Of all device time"),
-    Column("FLOP", "number", "Floating-point operations per step"),
-    Column("Bytes", "number", "Compulsory bytes read and written per step"),
+    Column("FLOP", "number", "Floating-point operations executed per step"),
+    Column("Bytes", "number", "Bytes read and written per step"),
     Column("FLOP/byte", "number", "Arithmetic intensity"),
     Column("Bound", "text", "What limits it: memory, compute, communication, copy"),
-    Column("Efficiency", "number", "Achieved over attainable at this intensity"),
+    Column("Efficiency", "number", "Time of the useful work at the roof, over the time taken"),
     Column("Flags", "text", "What else is remarkable; each flag says so on its own"),
 )
 #: What a flag of a kernel means, for its tooltip and the glossary.
@@ -58,6 +58,7 @@ FLAGS = {
     "above_roof": "above its roof beyond what the cache explains: its cost or the roof is wrong",
     "no_roof": "has a cost, but the device has no figure to set it against",
     "pageable": "copied from or to pageable host memory: pin it (pin_memory=True)",
+    "padded": "much of its arithmetic is on padding: sizes that are multiples of its tile save it",
 }
 
 
@@ -130,7 +131,9 @@ def _row(group: KernelGroup, name_width: int, colour: int) -> Row:
             ("Achieved", fmt.flops_per_s(metrics.flops_per_s(group))),
             ("Bandwidth", fmt.bytes_per_s(metrics.bytes_per_s(group))),
             ("Read", fmt.nbytes(group.bytes_read)),
+            ("of it, read again", fmt.nbytes(group.bytes_reread)),
             ("Written", fmt.nbytes(group.bytes_written)),
+            ("FLOP on padding", fmt.number_with_prefix(group.flops_padding)),
             ("Pipe", fmt.pipe(group.pipe)),
         ],
         colour=colour,

@@ -57,7 +57,7 @@ def summarise(analysis: Analysis, groups: list[KernelGroup]) -> Summary:
         bound_time_fraction=_bound_fractions(groups),
         coverage=_coverage(analysis),
         roof_fraction=_roof_fraction(groups),
-        flops_per_step=_total(g.flops for g in groups),
+        flops_per_step=_total(useful_flops(g) for g in groups),
         bytes_per_step=_total(
             g.bytes_read + g.bytes_written
             for g in groups
@@ -202,12 +202,13 @@ def _mfu(analysis: Analysis, groups: list[KernelGroup], real_ms: float | None) -
     """Time the model's matrix work would take at its pipes' datasheet peaks, over the step time."""
     ideal_s, seen = 0.0, False
     for group in groups:
-        if group.family not in _MODEL_FAMILIES or not group.flops:
+        flops = useful_flops(group)
+        if group.family not in _MODEL_FAMILIES or not flops:
             continue
         peak = analysis.device.datasheet_peak(group.pipe) if group.pipe else None
         if peak is None:
             return None
-        ideal_s += group.flops / peak
+        ideal_s += flops / peak
         seen = True
     return ideal_s * 1e3 / real_ms if seen and real_ms else None
 
@@ -246,6 +247,11 @@ def _slices(pairs: Iterable[tuple[str, float]]) -> list[Slice]:
 
 def _fraction(part: float | None, whole: float | None) -> float | None:
     return min(part / whole, 1.0) if part is not None and whole else None
+
+
+def useful_flops(group: KernelGroup) -> float | None:
+    """FLOPs of a group that its results need, or None without a cost."""
+    return None if group.flops is None else group.flops - (group.flops_padding or 0.0)
 
 
 def _total(values: Iterable[float | None]) -> float | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 import numpy as np
@@ -34,7 +34,8 @@ class LaunchCosts:
     """Costs of the launches of a timeline, NaN where there is none.
 
     Attributes:
-        flops, bytes_read, bytes_written: float64 (n,).
+        flops, bytes_read, bytes_written: float64 (n,), what the device does.
+        flops_padding, bytes_reread: float64 (n,), the parts of `flops` and `bytes_read` that no result needs.
         pipe: int8 (n,), index into `pipes`; -1 where there is no cost.
         pipes: names of the pipes in use.
     """
@@ -44,12 +45,17 @@ class LaunchCosts:
     bytes_written: np.ndarray
     pipe: np.ndarray
     pipes: list[str]
+    flops_padding: np.ndarray
+    bytes_reread: np.ndarray
+
+    #: Of these, in this order, the figures of one launch consist.
+    FIGURES: ClassVar = ("flops", "bytes_read", "bytes_written", "flops_padding", "bytes_reread")
 
     @classmethod
     def unknown(cls, n: int) -> LaunchCosts:
         """No cost for any of n launches."""
-        flops, read, written = (np.full(n, np.nan) for _ in range(3))
-        return cls(flops, read, written, np.full(n, -1, np.int8), [])
+        figures = {name: np.full(n, np.nan) for name in cls.FIGURES}
+        return cls(**figures, pipe=np.full(n, -1, np.int8), pipes=[])
 
     @property
     def known(self) -> np.ndarray:
@@ -59,15 +65,14 @@ class LaunchCosts:
     def put(self, rows: Sequence[int], found: Sequence[Cost]) -> None:
         """Store one cost a row."""
         at = np.array(rows, np.int64)
-        self.flops[at] = [cost.flops for cost in found]
-        self.bytes_read[at] = [cost.bytes_read for cost in found]
-        self.bytes_written[at] = [cost.bytes_written for cost in found]
+        for name in self.FIGURES:
+            getattr(self, name)[at] = [getattr(cost, name) for cost in found]
         self.pipe[at] = [self._pipe(cost.pipe) for cost in found]
 
     def put_traffic(self, bytes_read: np.ndarray, bytes_written: np.ndarray) -> None:
         """Store pure memory traffic, float64 (n,), in place of what is there; not where it is NaN."""
         at = ~np.isnan(bytes_read + bytes_written)
-        self.flops[at] = 0.0
+        self.flops[at] = self.flops_padding[at] = self.bytes_reread[at] = 0.0
         self.bytes_read[at], self.bytes_written[at] = bytes_read[at], bytes_written[at]
         if at.any():
             self.pipe[at] = self._pipe("none")

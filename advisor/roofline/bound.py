@@ -4,6 +4,10 @@ The roofline model (Williams, Waterman, Patterson: Roofline, CACM 52(4), 2009): 
 peak P of the pipe in use and the memory's bandwidth W, the intensity is F / B, the ridge P / W, the
 attainable rate min(P, F / B × W). Time at the roof is max(F / P, B / W); efficiency is that time over the
 time taken, which is achieved over attainable, and is defined for F = 0 too.
+
+F and B are what the device does, and decide the bound and the intensity. The roof that a launch is held
+against takes the useful part alone, without padding and without what is read again: otherwise a kernel that
+wastes work would look near its roof.
 """
 
 from __future__ import annotations
@@ -40,7 +44,8 @@ UNKNOWN, MEMORY, COMPUTE, COMMUNICATION, COPY = range(len(BOUNDS))
 #: above_roof: above the roof beyond that: the cost or the roof is wrong for this launch.
 #: no_roof: has a cost, but the device's table has no figure to set it against.
 #: pageable: a copy from or to pageable host memory, staged through a buffer.
-FLAGS = ("latency", "inefficient", "few_blocks", "cached", "above_roof", "no_roof", "pageable")
+#: padded: large, and much of its arithmetic is on the padding of tiles.
+FLAGS = ("latency", "inefficient", "few_blocks", "cached", "above_roof", "no_roof", "pageable", "padded")
 
 #: Below this time at the roof a kernel is all ramp-up and drain. Measured with hardware counters over 166
 #: kernels on an H200: none below 4 µs at the roof reaches a quarter of it, those of 6 to 7 µs reach half.
@@ -49,6 +54,8 @@ LATENCY_ROOF_NS = 5_000
 LARGE_NS = 20_000
 #: Under this efficiency a launch is called far from its roof.
 FAR = 0.5
+#: A large launch with more of its FLOPs on padding is flagged.
+PADDED = 0.2
 #: Timestamps and peaks are good to a few percent: less than this above the roof is on the roof.
 _SLACK = 1.05
 
@@ -59,10 +66,10 @@ class Bound:
 
     Attributes:
         bound: one of `BOUNDS`.
-        intensity: FLOP/byte; None without a cost.
+        intensity: FLOP/byte as the device does them; None without a cost.
         ridge: FLOP/byte of the pipe in use, or None.
         attainable_flops_per_s: the roof at this intensity, or None; 0 where nothing is computed.
-        roof_ns: time the launch would take at its roof (for a copy, at the link's rate), or None.
+        roof_ns: time that the useful work would take at the roof (for a copy, at the link's rate), or None.
         efficiency: `roof_ns` over the time taken, or None. Above 1 where a cache serves the data.
         flags: of `FLAGS`.
     """
@@ -138,12 +145,14 @@ def classify_many(
     device: Device,
     copy_bytes: np.ndarray | None = None,
     grid_blocks: np.ndarray | None = None,
+    flops_padding: np.ndarray | None = None,
+    bytes_reread: np.ndarray | None = None,
 ) -> Bounds:
     """What bounds each of n launches.
 
     Args:
         flops: float64 (n,), NaN where there is no cost.
-        bytes_moved: float64 (n,), compulsory bytes read and written, NaN where there is no cost.
+        bytes_moved: float64 (n,), bytes read and written, NaN where there is no cost.
         pipe: integers (n,), index into `pipes`, -1 where there is no cost.
         pipes: names of pipes, as in `Cost.pipe`.
         dur_ns: (n,), time taken; 0 gives no efficiency.
@@ -153,6 +162,8 @@ def classify_many(
         device: whose roofs count.
         copy_bytes: (n,), bytes that each copy or memset moves; negative or NaN where not known.
         grid_blocks: (n,), thread blocks; negative or 0 where not known.
+        flops_padding: float64 (n,), the part of `flops` that no result needs; None for none.
+        bytes_reread: float64 (n,), the part of `bytes_moved` that is fetched again; None for none.
     """
     n = len(dur_ns)
     classes = launch_classes(kind, name, names)
@@ -173,7 +184,10 @@ def classify_many(
         compute_ns = np.where(no_flops, 0.0, flops / peak * 1e9)
         memory_ns = nbytes / bandwidth * 1e9
         attainable = np.where(no_flops, 0.0, np.minimum(peak, intensity * bandwidth))
-    roof_ns = np.maximum(compute_ns, memory_ns)
+        useful_flops = flops - (0.0 if flops_padding is None else np.nan_to_num(flops_padding))
+        useful_bytes = nbytes - (0.0 if bytes_reread is None else np.nan_to_num(bytes_reread))
+        useful_compute_ns = np.where(no_flops, 0.0, useful_flops / peak * 1e9)
+        roof_ns = np.maximum(useful_compute_ns, useful_bytes / bandwidth * 1e9)
     on_device = np.isin(classes, (COMPUTE_CLASS, MEMSET, DEVICE_COPY))
     costed = on_device & ~np.isnan(flops) & ~np.isnan(nbytes)
     roofed = costed & ~np.isnan(roof_ns)
@@ -199,8 +213,10 @@ def classify_many(
     above = roofed & (efficiency > _SLACK)
     cache_bytes = device.llc_bytes or device.l2_bytes or 0
     # What was just written can lie in the cache, and so can what is about to be evicted: both ways.
-    uncached_ns = np.maximum(nbytes - 2 * cache_bytes, 0) / bandwidth * 1e9
-    cached = above & (bound == MEMORY) & (uncached_ns <= taken * _SLACK) & (compute_ns <= taken * _SLACK)
+    uncached_ns = np.maximum(useful_bytes - 2 * cache_bytes, 0) / bandwidth * 1e9
+    cached = (
+        above & (bound == MEMORY) & (uncached_ns <= taken * _SLACK) & (useful_compute_ns <= taken * _SLACK)
+    )
     named = {
         "latency": latency,
         "inefficient": roofed & far & ~latency & (taken >= LARGE_NS),
@@ -209,6 +225,7 @@ def classify_many(
         "above_roof": above & ~cached,
         "no_roof": costed & ~roofed,
         "pageable": classes == PAGEABLE_COPY,
+        "padded": roofed & (useful_flops < (1 - PADDED) * flops) & (taken >= LARGE_NS),
     }
     flags = np.zeros(n, np.uint8)
     for i, flag in enumerate(FLAGS):
@@ -255,6 +272,8 @@ def classify(
     return classify_many(
         flops=np.array([np.nan if cost is None else cost.flops]),
         bytes_moved=np.array([np.nan if cost is None else cost.bytes]),
+        flops_padding=np.array([0.0 if cost is None else cost.flops_padding]),
+        bytes_reread=np.array([0.0 if cost is None else cost.bytes_reread]),
         pipe=np.array([-1 if cost is None else 0]),
         pipes=["" if cost is None else cost.pipe],
         dur_ns=np.array([dur_ns]),

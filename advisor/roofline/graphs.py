@@ -87,7 +87,8 @@ def infer_replays(
     keys: _Keys = {}
     graph_rows, ids = _graph_sequences(timeline, replays, keys)
     # An operator around a graph's launch did not do all that is in the graph.
-    costs.flops[replayed] = costs.bytes_read[replayed] = costs.bytes_written[replayed] = np.nan
+    for figure in costs.FIGURES:
+        getattr(costs, figure)[replayed] = np.nan
     costs.pipe[replayed] = -1
     inferred = np.zeros(len(replays), bool)
     carried = timeline
@@ -245,9 +246,7 @@ def _example_sequence(timeline: Timeline, outside: np.ndarray, keys: _Keys) -> t
 
 
 def _distinct_work(costs: LaunchCosts, order: np.ndarray) -> np.ndarray:
-    figures = np.stack(
-        [costs.flops[order], costs.bytes_read[order], costs.bytes_written[order], costs.pipe[order]]
-    )
+    figures = np.stack([getattr(costs, figure)[order] for figure in (*costs.FIGURES, "pipe")])
     return _numbered(list(map(bytes, np.ascontiguousarray(figures.T))))
 
 
@@ -267,8 +266,9 @@ def _copy_costs(costs: LaunchCosts, take: np.ndarray, source: LaunchCosts, rows:
         if pipe not in costs.pipes:
             costs.pipes.append(pipe)
     renumbered = np.array([costs.pipes.index(pipe) for pipe in source.pipes] or [-1], np.int8)
-    costs.flops[take], costs.bytes_read[take] = source.flops[rows], source.bytes_read[rows]
-    costs.bytes_written[take], costs.pipe[take] = source.bytes_written[rows], renumbered[source.pipe[rows]]
+    for figure in costs.FIGURES:
+        getattr(costs, figure)[take] = getattr(source, figure)[rows]
+    costs.pipe[take] = renumbered[source.pipe[rows]]
 
 
 def _op_names(timeline: Timeline) -> np.ndarray:

@@ -139,6 +139,27 @@ def test_above_the_memory_roof_is_cached_only_as_far_as_the_cache_reaches() -> N
     assert kernel(0, 100e6, 97).flags == ()
 
 
+def test_wasted_work_decides_the_bound_but_earns_no_efficiency() -> None:
+    # GIVEN 2 GFLOP of which half are padding, on 10 MB: 200 FLOP/byte, 20 us of work at the peak
+    padded = classify(Cost(2e9, 10e6, 0, "tensor_bf16", flops_padding=1e9), 25_000, KERNEL, DEVICE)
+    # THEN the hardware is compute bound, but only the useful half counts against the roof
+    assert (padded.bound, padded.intensity) == ("compute", 200)
+    assert (padded.roof_ns, padded.efficiency) == (pytest.approx(10_000), pytest.approx(0.4))
+    assert "padded" in padded.flags
+    # AND GIVEN 10 GFLOP on 200 MB of which 150 MB are read again: 50 FLOP/byte
+    again = classify(Cost(10e9, 200e6, 0, "tensor_bf16", bytes_reread=150e6), 200_000, KERNEL, DEVICE)
+    assert (again.bound, again.intensity) == ("memory", 50)
+    assert again.roof_ns == pytest.approx(100_000)
+
+
+def test_padding_of_small_launches_or_of_little_weight_is_not_flagged() -> None:
+    little = Cost(2e9, 10e6, 0, "tensor_bf16", flops_padding=0.39e9)
+    much = Cost(2e9, 10e6, 0, "tensor_bf16", flops_padding=0.41e9)
+    assert "padded" not in classify(little, 25_000, KERNEL, DEVICE).flags
+    assert "padded" in classify(much, 25_000, KERNEL, DEVICE).flags
+    assert "padded" not in classify(much, 19_000, KERNEL, DEVICE).flags
+
+
 def test_a_launch_of_no_duration_has_a_bound_but_no_efficiency() -> None:
     found = kernel(0, 1e6, 0)
     assert (found.bound, found.efficiency, found.flags) == ("memory", None, ())

@@ -91,7 +91,7 @@ class Cost:
     """Work of one launch.
 
     Attributes:
-        flops: floating-point operations; a multiply-add is two.
+        flops: floating-point operations that the device executes; a multiply-add is two.
         bytes_read: bytes read from device memory: each distinct element once, plus `bytes_reread`.
         bytes_written: compulsory bytes written.
         pipe: the unit that does the arithmetic: ``tensor_{bf16,fp16,tf32,fp8,int8,fp4,fp64}`` for matrix
@@ -99,6 +99,8 @@ class Cost:
             arithmetic units, ``none`` where nothing is computed.
         bytes_reread: the part of `bytes_read` that is not compulsory: elements which this kernel
             fetches again because its working set outgrows the cache. A better kernel saves them.
+        flops_padding: the part of `flops` that no result needs: the rest of the tiles at the edges of a
+            matrix product, and what a mask throws away of the blocks on its border.
     """
 
     flops: float
@@ -106,6 +108,7 @@ class Cost:
     bytes_written: float
     pipe: str = "vector_fp32"
     bytes_reread: float = 0.0
+    flops_padding: float = 0.0
 
     @property
     def bytes(self) -> float:

@@ -131,6 +131,7 @@ def total(costs: Sequence[Cost | None]) -> Cost | None:
         sum(item.bytes_written for item in known),
         max(known, key=lambda item: item.flops).pipe,
         sum(item.bytes_reread for item in known),
+        sum(item.flops_padding for item in known),
     )
 
 
@@ -155,6 +156,7 @@ def split(whole: Cost, launches: Sequence[Launch]) -> tuple[Cost, ...]:
             whole.bytes_written * share,
             whole.pipe if does else "none",
             whole.bytes_reread * share,
+            whole.flops_padding * count / blocks_of_flops if does else 0.0,
         )
         for count, share, does in zip(blocks, shares, does_flops, strict=True)
     )
@@ -221,8 +223,10 @@ def _kernel_costs(call: OpCall) -> tuple[Cost | None, ...]:
 def _is_sane(item: Cost | None) -> bool:
     if item is None:
         return False
-    numbers = (item.flops, item.bytes_read, item.bytes_written)
+    numbers = (item.flops, item.bytes_read, item.bytes_written, item.bytes_reread, item.flops_padding)
     try:
-        return all(math.isfinite(number) and 0 <= number < _MAX for number in numbers)
+        return all(math.isfinite(number) and 0 <= number < _MAX for number in numbers) and (
+            item.bytes_reread <= item.bytes_read and item.flops_padding <= item.flops
+        )
     except (OverflowError, TypeError):
         return False
