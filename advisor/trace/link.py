@@ -92,6 +92,10 @@ class Timeline:
     cpu_only: bool
     batches_per_optimizer_step: int = 1
 
+    def __repr__(self) -> str:
+        """One line: a trace's columns are too much to print."""
+        return f"<Timeline of {self.trace.path}: {len(self.launches):,} launches, {len(self.steps)} steps>"
+
     @property
     def orphan_time_fraction(self) -> float | None:
         """Share of device time whose host call is not in the trace; None without device time."""

@@ -11,6 +11,7 @@ import pytest
 from advisor.errors import UsageError
 from advisor.report import format as fmt
 from advisor.report import html, metrics, page
+from advisor.report.files import to_json
 from tests.report import reports
 
 
@@ -196,9 +197,9 @@ def test_an_environment_without_end_is_counted_and_does_not_fill_the_page(rich_r
 
 
 def test_rendering_twice_gives_the_same_page_and_leaves_the_report_alone(rich_report):
-    before = repr(rich_report)
+    before = to_json(rich_report)
     assert html.render(rich_report) == html.render(rich_report)
-    assert repr(rich_report) == before
+    assert to_json(rich_report) == before
 
 
 def test_a_page_is_written_whole(rich_report, tmp_path):

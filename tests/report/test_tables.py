@@ -110,3 +110,9 @@ def test_without_pandas_the_command_that_installs_it_is_named(monkeypatch):
 
     with pytest.raises(MissingExtraError, match=r"training-advisor\[tables\]"):
         _report().to_pandas()
+
+
+def test_a_report_prints_as_one_line_with_its_verdict():
+    report = _report()
+    report.summary.verdict = "All is well."
+    assert repr(report) == "<Report on t.json: All is well.>"

@@ -223,3 +223,10 @@ def test_real_traces_agree_with_a_plain_reading(path: Path) -> None:
     times, _ = step_times_ns(timeline.steps, timeline.steady, *timeline.device_work_of_steps())
     assert len(times) == timeline.steady.sum() >= 1
     assert (times > 0).all()
+
+
+def test_a_timeline_prints_as_one_line_however_long_the_trace() -> None:
+    builder = Builder().step(1, 0, 100)
+    for i in range(1000):
+        builder.launch("k", i, at=2000 + i, dur=1)
+    assert repr(builder.join()) == "<Timeline of built.json: 1,000 launches, 1 steps>"
