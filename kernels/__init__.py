@@ -1,1 +1,23 @@
-"""Bundled Triton kernels. Installed as `advisor.kernels`; knows nothing of the rest of the package."""
+"""Bundled Triton kernels: forward and backward as PyTorch operators, references, drop-in modules.
+
+Installed as `advisor.kernels`; knows nothing of the rest of the package. Importing it loads neither torch nor
+Triton; naming one of its members does. See ``docs/kernels.md``.
+"""
+
+import importlib
+from typing import Any
+
+#: The module that holds each public name.
+_HOME: dict[str, str] = {}
+
+__all__ = sorted(_HOME)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *_HOME]

@@ -1,0 +1,62 @@
+"""Functions of one fp32 block, for use inside kernels.
+
+The activations go by name, as a constexpr string: ``none``, ``relu``, ``silu``, ``gelu`` (exact, by erf) and
+``gelu_tanh``. With s = sigmoid(2u) and u = sqrt(2/pi) (x + 0.044715 x^3), the tanh form of GELU is x s, since
+(1 + tanh u) / 2 = sigmoid(2u): no tanh, and no cancellation for negative x.
+"""
+
+from ._triton import tl, triton
+
+ACTIVATIONS = ("none", "relu", "silu", "gelu", "gelu_tanh")
+
+
+@triton.jit
+def sigmoid(x):
+    """1 / (1 + exp(-x)), without overflow to NaN."""
+    return 1.0 / (1.0 + tl.exp(-x))
+
+
+@triton.jit
+def tanh(x):
+    """Accurate to a few ulp everywhere: a series near 0, where 2 sigmoid(2x) - 1 cancels."""
+    x2 = x * x
+    near = x * (
+        1.0 + x2 * (-0.33333333333 + x2 * (0.13333333333 + x2 * (-0.05396825397 + x2 * 0.02186948854)))
+    )
+    return tl.where(tl.abs(x) < 0.25, near, 2.0 * sigmoid(2.0 * x) - 1.0)
+
+
+@triton.jit
+def activation(x, NAME: tl.constexpr):
+    """The activation `NAME` of x."""
+    if NAME == "relu":
+        # Written so that NaN stays NaN.
+        y = tl.where(x <= 0.0, 0.0, x)
+    elif NAME == "silu":
+        y = x * sigmoid(x)
+    elif NAME == "gelu":
+        y = 0.5 * x * (1.0 + tl.math.erf(x * 0.7071067811865476))
+    elif NAME == "gelu_tanh":
+        y = x * sigmoid(1.5957691216057308 * (x + 0.044715 * x * x * x))
+    else:
+        y = x
+    return y
+
+
+@triton.jit
+def activation_gradient(x, NAME: tl.constexpr):
+    """The derivative of the activation `NAME` at x."""
+    if NAME == "relu":
+        g = tl.where(x <= 0.0, 0.0, 1.0)
+    elif NAME == "silu":
+        s = sigmoid(x)
+        g = s * (1.0 + x * (1.0 - s))
+    elif NAME == "gelu":
+        cdf = 0.5 * (1.0 + tl.math.erf(x * 0.7071067811865476))
+        g = cdf + x * 0.3989422804014327 * tl.exp(-0.5 * x * x)
+    elif NAME == "gelu_tanh":
+        s = sigmoid(1.5957691216057308 * (x + 0.044715 * x * x * x))
+        g = s + x * s * (1.0 - s) * 1.5957691216057308 * (1.0 + 0.134145 * x * x)
+    else:
+        g = tl.full(x.shape, 1.0, tl.float32)
+    return g

@@ -1,0 +1,207 @@
+"""How a kernel is judged: its error against a float64 reference beside eager PyTorch's own.
+
+    check(ours, reference, {"x": x, "weight": w})
+
+runs `ours(**inputs)`, the reference in the inputs' dtypes (eager) and in float64, the backward of each with
+the same random output gradients, and holds every output and gradient to
+
+    error(ours) <= factor * error(eager) + a floor of a few ulp,
+
+by the largest and by the root-mean-square error, where the factor is 2 for outputs and 3 for gradients. It
+also checks that shapes and dtypes are eager's, that inputs and incoming gradients are as they were, and that
+a second run is bit-equal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+Function = Callable[..., Any]
+
+
+def cases(quick: Sequence[Any], full: Sequence[Any] = ()) -> list[Any]:
+    """Parameters for `pytest.mark.parametrize`: those in `quick` form the short GPU subset."""
+    return [pytest.param(value, marks=[pytest.mark.quick]) for value in quick] + list(full)
+
+
+def skip_unless_runnable(device: torch.device, dtype: torch.dtype) -> None:
+    """The interpreter's bfloat16 arithmetic is wrong, so that bfloat16 is tested on the GPU alone."""
+    if device.type == "cpu" and dtype == torch.bfloat16:
+        pytest.skip("bfloat16 is tested on the GPU")
+
+
+def assert_as_accurate(
+    ours: Tensor,
+    eager: Tensor,
+    reference: Tensor,
+    *,
+    factor: float = 2.0,
+    ulps: float = 2.0,
+    what: str = "output",
+) -> None:
+    """`ours` is at most `factor` times as far from `reference` (float64) as `eager` is, plus a floor.
+
+    The floor is `ulps` units in the last place of the largest magnitude for the largest error, and a quarter
+    of `ulps` of the root-mean-square magnitude for the root-mean-square error. What is infinite or NaN in
+    `eager` must be so in `ours`.
+    """
+    assert ours.shape == eager.shape, f"{what}: shape {tuple(ours.shape)}, eager's {tuple(eager.shape)}"
+    assert ours.dtype == eager.dtype, f"{what}: dtype {ours.dtype}, eager's {eager.dtype}"
+    mine, theirs, truth = ours.double(), eager.double(), reference.double()
+    finite = theirs.isfinite() & truth.isfinite()
+    odd = ~theirs.isfinite()
+    same = (mine == theirs) | (mine.isnan() & theirs.isnan())
+    assert bool(same[odd].all()), f"{what}: infinities or NaN are not where eager's are"
+    assert bool(mine[finite].isfinite().all()), f"{what}: not finite where eager is"
+    mine, theirs, truth = mine[finite], theirs[finite], truth[finite]
+    if not truth.numel():
+        return
+    eps = torch.finfo(ours.dtype).eps
+    error, allowed = (mine - truth).abs(), (theirs - truth).abs()
+    for name, measure, share in (("largest", torch.amax, 1.0), ("rms", _rms, 0.25)):
+        got = float(measure(error))
+        limit = factor * float(measure(allowed)) + share * ulps * eps * float(measure(truth.abs()))
+        assert got <= limit, f"{what}: {name} error {got:.3e}, allowed {limit:.3e} ({ours.dtype})"
+
+
+def _rms(x: Tensor) -> Tensor:
+    return x.square().mean().sqrt()
+
+
+def check(
+    ours: Function,
+    reference: Function,
+    inputs: Mapping[str, Any],
+    *,
+    eager: Function | None = None,
+    gradients: bool = True,
+    factor: float = 2.0,
+    gradient_factor: float = 3.0,
+    ulps: float = 2.0,
+    gradient_ulps: float = 4.0,
+    repeat: bool = True,
+) -> None:
+    """Judge `ours` as the module's docstring says.
+
+    Args:
+        ours: takes `inputs` as keywords; gives a tensor or a tuple of tensors.
+        reference: the same in plain PyTorch, right in any dtype.
+        inputs: tensors and other arguments. Every floating tensor gets a gradient if `gradients`.
+        eager: what stands for eager PyTorch in the inputs' dtypes; `reference` unless given.
+        gradients: compare gradients too.
+        factor: of eager's error that an output may have.
+        gradient_factor: the same for a gradient.
+        ulps: floor for outputs, in units in the last place.
+        gradient_ulps: the same for gradients.
+        repeat: a second run must be bit-equal.
+    """
+    out, got, douts = run(ours, inputs, gradients=gradients, guard=True)
+    with torch.no_grad():
+        shapes = run(eager or reference, inputs, gradients=False)[0]
+    assert [(o.shape, o.dtype) for o in out] == [(o.shape, o.dtype) for o in shapes], "shape or dtype"
+    eager_out, eager_got, _ = run(eager or reference, inputs, douts=douts, gradients=gradients)
+    exact_out, exact_got, _ = run(reference, inputs, douts=douts, gradients=gradients, dtype=torch.float64)
+    for i, (mine, theirs, truth) in enumerate(zip(out, eager_out, exact_out, strict=True)):
+        assert_as_accurate(mine, theirs, truth, factor=factor, ulps=ulps, what=f"output {i}")
+    assert got.keys() == eager_got.keys(), "gradients are not of the same inputs"
+    for name, mine in got.items():
+        assert_as_accurate(
+            mine,
+            eager_got[name],
+            exact_got[name],
+            factor=gradient_factor,
+            ulps=gradient_ulps,
+            what=f"gradient of {name}",
+        )
+    if repeat:
+        again, got_again, _ = run(ours, inputs, douts=douts, gradients=gradients)
+        for mine, second in zip(out, again, strict=True):
+            assert_bit_equal(mine, second)
+        for name, mine in got.items():
+            assert_bit_equal(mine, got_again[name])
+
+
+def run(
+    function: Function,
+    inputs: Mapping[str, Any],
+    *,
+    douts: Sequence[Tensor | None] | None = None,
+    gradients: bool = True,
+    dtype: torch.dtype | None = None,
+    guard: bool = False,
+) -> tuple[list[Tensor], dict[str, Tensor], list[Tensor | None]]:
+    """Outputs, gradients by input name, and the output gradients that were used.
+
+    Args:
+        function: called with `inputs` as keywords.
+        inputs: its arguments; leaves of the graph are made of the floating tensors.
+        douts: output gradients; random ones of the outputs' dtypes unless given.
+        gradients: run the backward.
+        dtype: cast floating tensors, and `douts`, to it first.
+        guard: check that nothing was written to inputs or output gradients.
+    """
+    leaves = {name: _leaf(value, dtype, gradients) for name, value in inputs.items()}
+    before = {name: _snapshot(leaf) for name, leaf in leaves.items() if isinstance(leaf, Tensor)}
+    result = function(**leaves)
+    outputs = [result] if isinstance(result, Tensor) else [out for out in result if out is not None]
+    found: dict[str, Tensor] = {}
+    used: list[Tensor | None] = []
+    if gradients:
+        given = douts if douts is not None else [_random_like(out) for out in outputs]
+        used = list(given)
+        pairs = [
+            (out, d.to(out.dtype))
+            for out, d in zip(outputs, given, strict=True)
+            if d is not None and out.requires_grad
+        ]
+        held = [_snapshot(d) for _, d in pairs]
+        wanted = {n: t for n, t in leaves.items() if isinstance(t, Tensor) and t.requires_grad}
+        grads = torch.autograd.grad(
+            [out for out, _ in pairs], list(wanted.values()), [d for _, d in pairs], allow_unused=True
+        )
+        found = {n: g for n, g in zip(wanted, grads, strict=True) if g is not None}
+        if guard:
+            for (_, d), kept in zip(pairs, held, strict=True):
+                _assert_untouched(d, kept, "an output gradient")
+    if guard:
+        for name, kept in before.items():
+            _assert_untouched(leaves[name], kept, f"input {name}")
+    return [out.detach() for out in outputs], found, used
+
+
+def assert_bit_equal(a: Tensor, b: Tensor) -> None:
+    """Same shape, dtype and values; NaN equals NaN."""
+    assert a.shape == b.shape
+    assert a.dtype == b.dtype
+    assert bool(((a == b) | ((a != a) & (b != b))).all()), "two runs differ"
+
+
+def _leaf(value: Any, dtype: torch.dtype | None, gradients: bool) -> Any:
+    if not isinstance(value, Tensor):
+        return value
+    if not value.is_floating_point():
+        return value
+    leaf = value.detach()
+    if dtype is not None:
+        leaf = leaf.to(dtype)
+    # A view of the same memory keeps odd strides; a leaf of its own keeps the gradient apart.
+    return leaf.requires_grad_(gradients)
+
+
+def _random_like(out: Tensor) -> Tensor | None:
+    return torch.randn_like(out) if out.is_floating_point() and out.requires_grad else None
+
+
+def _snapshot(t: Tensor) -> tuple[int, Tensor]:
+    return t._version, t.detach().clone()
+
+
+def _assert_untouched(t: Tensor, kept: tuple[int, Tensor], what: str) -> None:
+    version, values = kept
+    assert t._version == version, f"{what} was written to"
+    assert_bit_equal(t.detach(), values)
