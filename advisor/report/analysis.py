@@ -201,7 +201,7 @@ def analyse_timeline(
         timeline = gather_host_operators(timeline)
     found = _device_of(timeline, device, devices_toml)
     if not timeline.cpu_only:
-        found = choose_roofs(found, _properties(timeline), roofs, named=device is not None)
+        found = choose_roofs(found, device_properties(timeline), roofs, named=device is not None)
     baseline, source = _baseline(timeline.trace.context, baseline_step_ms)
     return _with_replays(Analysis(timeline, found, baseline, source), reference)
 
@@ -227,10 +227,10 @@ def _device_of(timeline: Timeline, override: str | None, devices_toml: Path | No
             name=made_on or "CPU",
             note="a CPU's roofs are measured on the machine that made the trace; analyse it there",
         )
-    return find_device(_properties(timeline), override=override, user_toml=devices_toml)
+    return find_device(device_properties(timeline), override=override, user_toml=devices_toml)
 
 
-def _properties(timeline: Timeline) -> Mapping[str, Any] | None:
+def device_properties(timeline: Timeline) -> Mapping[str, Any] | None:
     """The trace's entry for the device that did the work."""
     entries = timeline.trace.meta.get("deviceProperties")
     entries = [e for e in entries if isinstance(e, Mapping)] if isinstance(entries, list) else []

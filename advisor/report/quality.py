@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from advisor.report.analysis import Analysis
+from advisor.report.analysis import Analysis, device_properties
 from advisor.report.model import Quality, Summary
 from advisor.roofline.bound import BOUNDS
+from advisor.roofline.devices import find_device
 
 Check = Callable[[Analysis, Summary], Iterator[Quality]]
 _CHECKS: list[Check] = []
@@ -21,6 +22,8 @@ _NAMED_OPS = 3
 _INFLATION = 1.15
 #: Device time may exceed the real step by this much: clocks and medians are good to a few percent.
 _SLACK = 1.05
+#: Rows of one device with memories this close are not told apart.
+_ALIKE = 1.05
 
 
 def check(function: Check) -> Check:
@@ -92,6 +95,23 @@ def device(analysis: Analysis, summary: Summary) -> Iterator[Quality]:
             "device.unknown",
             f"the roofs of {analysis.device.name!r} are not known, so nothing is classified: "
             f"{analysis.device.note or 'give --device NAME'}",
+        )
+
+
+@check
+def device_given(analysis: Analysis, summary: Summary) -> Iterator[Quality]:
+    """A device named by the user where the trace names another one that is known."""
+    told, taken = find_device(device_properties(analysis.timeline)), analysis.device
+    if taken.roofs != "datasheet" or not told.matched or told.matched == taken.matched:
+        return
+    rates = [rate for rate in (told.bandwidth_bytes_per_s, taken.bandwidth_bytes_per_s) if rate]
+    # A plain name ("A100") stands for several rows that hardly differ.
+    if len(rates) < 2 or max(rates) > _ALIKE * min(rates):
+        yield _remark(
+            "warning",
+            "device.contradicted",
+            f"the trace names {told.name!r}, but its kernels are set against the roofs of {taken.matched}, "
+            "as --device says",
         )
 
 

@@ -70,6 +70,16 @@ def test_an_unknown_device_comes_with_the_way_out() -> None:
     assert "--device" in remark.message
 
 
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [(None, False), ("h100-sxm", False), ("h100", False), ("h200", True), ("a100-sxm-80gb", True)],
+)
+def test_a_device_given_against_the_traces_own_word_is_told(given, told) -> None:
+    assert ("device.contradicted" in remarks(loop(), device=given)) is told
+    # GIVEN a trace whose device is not known THEN the user's word contradicts nothing
+    assert "device.contradicted" not in remarks(loop(Builder(device="Abacus 3000")), device=given)
+
+
 def test_without_a_baseline_figures_of_the_host_are_upper_bounds() -> None:
     remark = remarks(loop())["baseline.unknown"]
     assert remark.level == "warning"
