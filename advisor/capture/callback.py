@@ -172,6 +172,9 @@ class TrainingAdvisor(_Root, *_lightning_bases(import_any=True)):  # type: ignor
         self._start_afresh()
 
     def _start_afresh(self) -> None:
+        window = getattr(self, "_window", None)
+        if window is not None:
+            window.interrupt()  # a run inside the run that it recorded
         self._window: Window | None = None
         self._folder: Path | None = None
         self._stage: str | None = None
@@ -359,11 +362,12 @@ class TrainingAdvisor(_Root, *_lightning_bases(import_any=True)):  # type: ignor
             self._window.end_epoch()  # type: ignore[union-attr]
 
     def _fail(self, error: BaseException) -> None:
-        if self._window is not None:
-            self._window.fail(error)
-        else:
-            notify.warn(f"recording is off, training goes on: {type(error).__name__}: {error}")
         self._stage = None
+        if self._window is None:
+            notify.warn(f"recording is off, training goes on: {type(error).__name__}: {error}")
+            return
+        with contextlib.suppress(Exception):  # nothing is left to turn to
+            self._window.fail(error)
 
 
 def _adopt_late_packages() -> None:

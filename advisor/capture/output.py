@@ -98,7 +98,7 @@ class Worker:
             "report": report,
             "expected": [str(Files(files.folder, rank).trace) for rank in ranks],
         }
-        files.job.write_text(json.dumps(job))
+        files.job.write_text(json.dumps(job, default=str))
         package_root = str(Path(__file__).resolve().parents[2])
         paths = [package_root, *filter(None, [os.environ.get("PYTHONPATH")])]
         environment = {**os.environ, **_NO_GPU, "PYTHONPATH": os.pathsep.join(paths)}

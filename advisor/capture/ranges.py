@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
 from torch.profiler import record_function
+
+from advisor.capture.shadow import call_before
 
 try:  # a quarter of record_function's cost while profiling
     from torch._C._profiler import _RecordFunctionFast as FastRange
@@ -49,32 +53,46 @@ class Instrument(Protocol):
 
 
 class OpenRanges(threading.local):
-    """The ranges that are open on each thread, closed last in first out."""
+    """The ranges that are open on each thread, closed last in first out.
 
-    def __init__(self) -> None:
+    They are opened and closed in the middle of the user's code, so nothing here raises.
+
+    Args:
+        failed: told of a range that could not be opened or closed.
+    """
+
+    def __init__(self, failed: Callable[[Exception], None] = lambda error: None) -> None:
         self.stack: list[tuple[str, Any]] = []
+        self._failed = failed
 
-    def open(self, name: str, kind: Any = FastRange) -> None:
+    def open(self, name: str, kind: Any = None) -> None:
         """Open a range on this thread."""
-        opened = kind(name)
-        opened.__enter__()
-        self.stack.append((name, opened))
+        try:
+            opened = (kind or FastRange)(name)
+            opened.__enter__()
+            self.stack.append((name, opened))
+        except Exception as error:  # noqa: BLE001
+            self._failed(error)
 
     def close(self, name: str) -> None:
         """Close a range and all that was opened inside it; nothing happens if it is not open here."""
         stack = self.stack
-        if not any(entry[0] == name for entry in stack):
+        if not stack or (stack[-1][0] != name and not any(entry[0] == name for entry in stack)):
             return
-        while stack:
-            top, opened = stack.pop()
-            opened.__exit__(None, None, None)
-            if top == name:
-                return
+        try:
+            while stack:
+                top, opened = stack.pop()
+                opened.__exit__(None, None, None)
+                if top == name:
+                    return
+        except Exception as error:  # noqa: BLE001
+            self._failed(error)
 
     def drain(self) -> None:
         """Close whatever is open on this thread."""
         while self.stack:
-            self.stack.pop()[1].__exit__(None, None, None)
+            with contextlib.suppress(Exception):
+                self.stack.pop()[1].__exit__(None, None, None)
 
 
 class Phases:
@@ -96,12 +114,9 @@ class Phases:
             self._ranges.close(PHASE_PREFIX + phase)
 
 
-def _inert(*_: Any) -> None:
-    """What a hook becomes in a copy or pickle of the model made while the window was open."""
-
-
-def _inert_hook() -> Any:
-    return _inert
+#: What a hook becomes in a copy or pickle of the model made while the window was open: it takes anything and
+#: returns None, and a checkpoint with it loads where this package is not installed.
+_inert = contextlib.nullcontext().__exit__
 
 
 class _Hook:
@@ -114,7 +129,7 @@ class _Hook:
         self.ranges = ranges
 
     def __reduce__(self) -> Any:
-        return _inert_hook, ()
+        return getattr, (contextlib.nullcontext(), "__exit__")
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         return _inert
@@ -124,23 +139,15 @@ class _Enter(_Hook):
     __slots__ = ()
 
     def __call__(self, module: torch.nn.Module, args: Any) -> None:
-        if torch.compiler.is_dynamo_compiling():
-            return
-        opened = FastRange(self.name)
-        opened.__enter__()
-        self.ranges.stack.append((self.name, opened))
+        if not torch.compiler.is_dynamo_compiling():
+            self.ranges.open(self.name)
 
 
 class _Exit(_Hook):
     __slots__ = ()
 
     def __call__(self, module: torch.nn.Module, args: Any, output: Any) -> None:
-        if torch.compiler.is_dynamo_compiling():
-            return
-        stack = self.ranges.stack
-        if stack and stack[-1][0] is self.name:
-            stack.pop()[1].__exit__(None, None, None)
-        else:
+        if not torch.compiler.is_dynamo_compiling():
             self.ranges.close(self.name)
 
 
@@ -155,7 +162,7 @@ class ModuleRanges:
     def __init__(self, model: torch.nn.Module, ranges: OpenRanges) -> None:
         self._model: torch.nn.Module | None = model
         self._ranges = ranges
-        self._handles: list[Any] = []
+        self._undo: list[Callable[[], None]] = []
 
     def install(self) -> None:
         """Add the hooks."""
@@ -167,13 +174,17 @@ class ModuleRanges:
                 continue
             name = MODULE_PREFIX + path
             # Prepended enter and always-called exit: the range closes when a forward raises.
-            self._handles.append(module.register_forward_pre_hook(_Enter(name, self._ranges), prepend=True))
-            self._handles.append(module.register_forward_hook(_Exit(name, self._ranges), always_call=True))
+            enter = module.register_forward_pre_hook(_Enter(name, self._ranges), prepend=True)
+            self._undo.append(enter.remove)
+            leave = module.register_forward_hook(_Exit(name, self._ranges), always_call=True)
+            self._undo.append(leave.remove)
+        # TorchScript compiles a module's hooks with it, and fails on those that are no functions.
+        self._undo.append(call_before(torch.jit._recursive, "create_script_module", self.remove))
 
     def remove(self) -> None:
         """Take the hooks away and forget the model."""
-        while self._handles:
-            self._handles.pop().remove()
+        while self._undo:
+            self._undo.pop()()
         self._model = None
 
 

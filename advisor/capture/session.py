@@ -5,13 +5,15 @@ from __future__ import annotations
 import contextlib
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.profiler import ProfilerAction, ProfilerActivity
 
 from advisor.capture import cupti
+from advisor.capture.rivals import Watch
 from advisor.errors import AdvisorError
 
 #: The process that has already held a session; a forked child is a process of its own.
@@ -27,23 +29,20 @@ def is_spent() -> bool:
     return _spent_pid == os.getpid()
 
 
-def another_profiler() -> str | None:
-    """A profiler that is at work in this process, or None."""
-    if getattr(torch.autograd.profiler, "_is_profiler_enabled", False) or torch.autograd._profiler_enabled():
-        return "another torch profiler is running"
-    return cupti.other_user()
-
-
 class Session:
     """A profile of the next steps: the first one arms the profiler, the others are recorded.
 
     Starting arms it. Each `step` closes a ``ProfilerStep#N`` range and opens the next; N counts from 0 at the
     arming step, so the trace begins with ``ProfilerStep#1``.
+
+    Args:
+        make_way: called just before another profiler of torch begins; it is to close this session.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, make_way: Callable[[], None] | None = None) -> None:
         self._profiler: torch.profiler.profile | None = None
         self._running = False
+        self._watch = Watch(make_way or self.close)
         self._teardown = contextlib.ExitStack()
 
     def start(self) -> None:
@@ -53,8 +52,6 @@ class Session:
             CaptureError: if this torch supports no activity to record.
         """
         global _spent_pid
-        from torch.profiler import ProfilerAction, ProfilerActivity
-
         wanted = {ProfilerActivity.CPU, ProfilerActivity.CUDA, getattr(ProfilerActivity, "XPU", None)}
         activities = [a for a in torch.profiler.supported_activities() if a in wanted]
         if not activities:
@@ -70,20 +67,36 @@ class Session:
             experimental_config=_trace_only(),
         )
         self._running = True
-        with _unwarned():
+        self._watch.install()
+        with _unwarned(), self._watch.ours():
             self._profiler.start()
 
     def step(self) -> None:
         """A step has ended and another follows."""
         if self._profiler is not None and self._running:
-            with _unwarned():
+            self._see_that_it_is_ours()
+            with _unwarned(), self._watch.ours():
                 self._profiler.step()
 
     def stop(self) -> None:
-        """End the recording; waits for the device, once."""
+        """End the recording; waits for the device, once.
+
+        Raises:
+            CaptureError: if another profiler has ended it: to stop it or to read it would end the process.
+        """
+        self._watch.remove()
         if self._profiler is not None and self._running:
             self._running = False
-            self._profiler.stop()
+            self._see_that_it_is_ours()
+            with self._watch.ours():
+                self._profiler.stop()
+
+    def _see_that_it_is_ours(self) -> None:
+        assert self._profiler is not None
+        recording = self._profiler.current_action in (ProfilerAction.RECORD, ProfilerAction.RECORD_AND_SAVE)
+        if recording and not torch.autograd._profiler_enabled():
+            self._running, self._profiler = False, None
+            raise CaptureError("another profiler has ended this one")
 
     def write(self, path: Path) -> None:
         """Write the recording as Chrome trace JSON.

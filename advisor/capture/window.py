@@ -22,7 +22,8 @@ from advisor.capture.loop import Loop
 from advisor.capture.output import Files, Worker
 from advisor.capture.plan import Ahead
 from advisor.capture.ranges import Instrument, ModuleRanges, OpenRanges, Phases
-from advisor.capture.session import Session, another_profiler, is_spent
+from advisor.capture.rivals import another_profiler
+from advisor.capture.session import Session, is_spent
 from advisor.capture.steptime import is_stable, median_ms, noise_ms, per_cycle_ms
 
 #: Un-profiled steps that the baseline keeps at most, and at least where there are as many.
@@ -106,10 +107,11 @@ class Window:
         self._rank = rank
         self._ranks = tuple(ranks)
         self._instruments: list[Instrument] = []
+        self._undo: list[Callable[[], None]] = []
         self._allow_repeat = allow_repeat
 
         self.state = State.BASELINE
-        self.ranges = OpenRanges()
+        self.ranges = OpenRanges(self.fail)
         self.phases = Phases(self.ranges)
         self._clock = StepClock(self._loop.device.type)
         self._session: Session | None = None
@@ -273,7 +275,7 @@ class Window:
     def _open(self, capture: int, here: int) -> None:
         if is_spent() and not self._allow_repeat:
             self._take_down()
-            notify.info("this process has recorded a window before; a second one would not be exact")
+            notify.info(notify.REPEATED)
             return
         other = another_profiler()
         if other:
@@ -289,7 +291,7 @@ class Window:
         self._loop.note_peak_memory()
         self._warmed = self._seen
         self.state = State.RECORDING
-        self._session = Session()
+        self._session = Session(self._make_way)
         self._session.start()
         if self._modules and self._loop.model is not None:
             self._instruments.append(ModuleRanges(self._loop.model, self.ranges))
@@ -359,8 +361,9 @@ class Window:
                 f"steps take {after['ratio'] - 1:.0%} longer after the recording than before it; "
                 "restarting from a checkpoint brings the old speed back"
             )
-        self._worker = Worker(self._files)
-        self._worker.start(self._context, report=self._report, ranks=self._ranks)
+        worker = Worker(self._files)
+        worker.start(self._context, report=self._report, ranks=self._ranks)
+        self._worker = worker
         self._take_down()
 
     def _await_worker(self, wait_s: float) -> None:
@@ -378,36 +381,45 @@ class Window:
             worker.tidy()
             self._reported = self._report
 
+    def _make_way(self) -> None:
+        self._give_up("nothing was recorded: the loop itself began to profile; its profiler goes first")
+
     def _give_up(self, why: str) -> None:
         self._take_down()
         notify.warn(why)
 
     def _unmark(self) -> None:
         self.phases.on = False
-        self.ranges.drain()
         for instrument in self._instruments:
             instrument.remove()
+        self.ranges.drain()
 
     def _forget_loop(self) -> None:
         self._instruments = []
         self._loop.forget()
 
     def _take_down(self) -> None:
-        """Leave nothing behind: marks, profiler, references, half-written files."""
-        if self.state is State.DONE:
-            return
-        self.state = State.DONE
-        session, self._session = self._session, None
-        steps: list[Callable[[], None]] = [self._unmark, self._forget_loop, self._clock.clear]
-        if session is not None:
-            steps.append(session.close)
-        if self._files is not None and self._worker is None:
-            steps.append(self._files.discard)
-        for undo in steps:
+        """Leave nothing behind: marks, profiler, references, half-written files.
+
+        A Ctrl-C in the middle of it leaves the rest to the next call, which `interrupt` makes.
+        """
+        if self.state is not State.DONE:
+            marks = [instrument.remove for instrument in self._instruments]
+            undo_all = [*marks, self._unmark, self._forget_loop, self._clock.clear]
+            if self._session is not None:
+                undo_all.append(self._session.close)
+            if self._files is not None and self._worker is None:
+                undo_all.append(self._files.discard)
+            self._undo = undo_all
+            self.state = State.DONE
+            self._session = None
+        while self._undo:
+            undo = self._undo[0]
             try:
                 undo()
             except Exception as error:  # noqa: BLE001  one failing part must not keep the others
                 notify.info(f"while switching off: {type(error).__name__}: {error}")
+            self._undo = [left for left in self._undo if left is not undo]
 
 
 def _settled(step_ms: list[float], cycle: int) -> list[float]:

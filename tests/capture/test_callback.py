@@ -17,7 +17,11 @@ import pytest
 import torch
 
 from advisor import TrainingAdvisor
-from advisor.capture.session import Session, another_profiler
+from advisor.capture.output import Files
+from advisor.capture.ranges import OpenRanges
+from advisor.capture.rivals import another_profiler
+from advisor.capture.session import Session
+from advisor.capture.window import Window
 from advisor.errors import UsageError
 
 from .tiny import make_model, make_trainer, names, read_trace, rows
@@ -387,6 +391,73 @@ def test_ctrl_c_in_the_middle_of_our_own_work_is_not_swallowed(pl, tmp_path, mon
     with pytest.raises(SystemExit):
         trainer.fit(model, rows(40))
 
+    no_trace_left(model, trainer)
+
+
+@pytest.mark.parametrize(
+    ("part", "name"),
+    [(OpenRanges, "drain"), (Window, "_forget_loop"), (Session, "close"), (Files, "discard")],
+)
+def test_ctrl_c_while_we_switch_off_leaves_nothing_behind(pl, tmp_path, monkeypatch, part, name):
+    # GIVEN an interrupt that comes while a fault of ours is being cleaned up
+    monkeypatch.setattr(signal, "signal", lambda *args: None)
+    original = getattr(part, name)
+    interrupts = [KeyboardInterrupt()]
+
+    def interrupted(self):
+        if interrupts:
+            raise interrupts.pop()
+        original(self)
+
+    def broken(self, path):
+        monkeypatch.setattr(part, name, interrupted)
+        raise RuntimeError("broken")
+
+    monkeypatch.setattr(Session, "write", broken)
+    model = make_model(pl)
+    trainer = make_trainer(pl, tmp_path, advisor())
+
+    with pytest.raises(SystemExit):
+        trainer.fit(model, rows(40))
+
+    assert not interrupts
+    no_trace_left(model, trainer)
+    assert "TEARDOWN_CUPTI" not in os.environ
+    assert not list((tmp_path / "advisor").glob("*/.rank*"))
+
+
+def test_a_fault_in_switching_off_itself_does_not_reach_the_training(pl, tmp_path, monkeypatch, ours):
+    plain = make_model(pl)
+    make_trainer(pl, tmp_path).fit(plain, rows(30))
+
+    def broken(self):
+        raise RuntimeError("broken")
+
+    monkeypatch.setattr("advisor.capture.window.Window._take_down", broken)
+    model = make_model(pl)
+    callback = advisor()
+    make_trainer(pl, tmp_path, callback).fit(model, rows(30))
+    monkeypatch.undo()
+    callback._window.interrupt()
+
+    assert model.losses == plain.losses
+    assert len(ours()) <= 1
+
+
+def test_a_fit_of_the_same_callback_inside_the_recorded_run_ends_the_recording(pl, tmp_path):
+    # GIVEN a callback that fits another model with the same callbacks in the middle of the window
+    shared = advisor()
+
+    class Nested(pl.Callback):
+        def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
+            if shared._window is not None and shared._window.recording:
+                make_trainer(pl, tmp_path, shared).fit(make_model(pl), rows(4))
+
+    model = make_model(pl)
+    trainer = make_trainer(pl, tmp_path, Nested(), shared)
+    trainer.fit(model, rows(30))
+
+    assert len(model.losses) == 30
     no_trace_left(model, trainer)
 
 

@@ -258,3 +258,42 @@ def test_phases_do_nothing_until_switched_on_and_close_what_was_left_open_inside
     phases.close("backward")
     phases.close("optimizer")
     assert ranges.stack == []
+
+
+def test_a_model_pickled_while_marked_loads_where_this_package_is_not_installed(marked):
+    model = nn.Sequential(nn.Linear(4, 4))
+    marked(model)
+    assert b"advisor" not in pickle.dumps(model)
+
+
+def test_a_marked_model_can_be_scripted_and_its_marks_go(marked):
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    marked(model)
+    scripted = torch.jit.script(model)
+    assert torch.equal(scripted(torch.ones(1, 4)), model(torch.ones(1, 4)))
+    assert not model[0]._forward_hooks
+
+
+def test_a_range_that_cannot_be_opened_or_closed_is_told_of_and_raises_nothing(monkeypatch):
+    class Broken:
+        def __init__(self, name):
+            self.name = name
+
+        def __enter__(self):
+            if "open" in self.name:
+                raise RuntimeError("no")
+
+        def __exit__(self, *error):
+            raise RuntimeError("no")
+
+    told: list[Exception] = []
+    ranges = OpenRanges(told.append)
+    ranges.open("opens not", Broken)
+    ranges.close("opens not")
+    assert len(told) == 1
+    ranges.open("a", Broken)
+    ranges.close("a")
+    assert len(told) == 2
+    ranges.open("a", Broken)
+    ranges.drain()
+    assert ranges.stack == []

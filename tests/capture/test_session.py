@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from advisor.capture import session
-from advisor.capture.session import CaptureError, Session, another_profiler, is_spent
+from advisor.capture.rivals import another_profiler
+from advisor.capture.session import CaptureError, Session, is_spent
 
 
 @pytest.fixture

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from advisor.capture import Ahead, Window, notify
-from advisor.capture.session import Session, another_profiler
+from advisor.capture.rivals import another_profiler
+from advisor.capture.session import Session
 from advisor.capture.window import State
 
 from .tiny import names, read_trace
