@@ -2,21 +2,29 @@
 
 Forward multiplies twice (``q k^T`` and ``p v``), backward five times (``q k^T`` again, ``dv``, ``dp``,
 ``dq``, ``dk``), so 2.5 times as much (Dao, FlashAttention-2, 2023, section 3.1). A causal mask leaves half of
-the products, and the tiles on the diagonal are computed whole: an H200's counters show ``(1 + 128 / s) / 2``
-of the full count for cuDNN.
+the products. Blocks of scores are computed whole, those on the diagonal and at the edges too, and the head
+dimension is padded to the one that the kernel was built for; the block is in the names of FlashAttention's
+and CUTLASS' kernels. Where it is not, the diagonal's blocks are taken as 128 wide: an H200's counters show
+``(1 + 128 / s) / 2`` of the full count for cuDNN.
 """
 
 from __future__ import annotations
 
+import math
+import re
 from dataclasses import dataclass
 
 from advisor.roofline.costs import roles
 from advisor.roofline.costs.args import Unknown, flag, footprint, integer, itemsize, optional, tensor
 from advisor.roofline.costs.model import Cost, OpCall, Tensor
 from advisor.roofline.costs.registry import Result, cost, split
+from advisor.roofline.costs.tiles import whole
 
 _TILE = 128
 _TILE_EFFICIENT = 64
+#: Head dimension, queries and keys of a block; CUTLASS' kernels tell the latter two.
+_FLASH_BLOCK = re.compile(r"flash_(?:fwd|bwd)_kernel_traits<(\d+), (\d+), (\d+)", re.I)
+_CUTLASS_BLOCK = re.compile(r"fmha_cutlass[FB]_\w*?aligned_(\d+)x(\d+)")
 
 
 @dataclass(frozen=True)
@@ -62,7 +70,7 @@ _BACKWARD = {
 
 @dataclass(frozen=True)
 class _Problem:
-    """Score entries that are computed, over all batches and query heads, and the head dimensions."""
+    """Score entries over all batches and query heads, and the head dimensions."""
 
     pairs: float
     dim_qk: int
@@ -77,6 +85,31 @@ class _Problem:
         return 2.0 * self.pairs * (3 * self.dim_qk + 2 * self.dim_v)
 
 
+@dataclass(frozen=True)
+class _Work:
+    """What a call's results need, and what its kernel executes for them."""
+
+    needed: _Problem
+    executed: _Problem
+
+
+def block_pairs(queries: int, keys: int, block: tuple[int, int], causal: bool) -> float:
+    """Score entries in the blocks (queries x keys) that a kernel visits, each in full.
+
+    A causal mask ends in the last column, and a block of queries visits keys up to its last row's.
+    """
+    height, width = block
+    if not causal:
+        return float(whole(queries, height)) * whole(keys, width)
+    if queries > 1_000_000:
+        raise Unknown("impossible length")
+    visited = 0
+    for end in range(height, whole(queries, height) + 1, height):
+        last = min(keys, end + keys - queries)
+        visited += math.ceil(max(0, last) / width)
+    return float(visited) * height * width
+
+
 def causal_pairs(queries: int, keys: int, tile: int) -> float:
     """Score entries that a causal mask leaves, whole tiles on the diagonal.
 
@@ -88,7 +121,7 @@ def causal_pairs(queries: int, keys: int, tile: int) -> float:
     return min(float(queries) * keys, queries * (keys - queries / 2) + queries * tile / 2)
 
 
-def _problem(call: OpCall, layout: _Layout, q: Tensor, k: Tensor, v: Tensor) -> _Problem:
+def _work(call: OpCall, layout: _Layout, q: Tensor, k: Tensor, v: Tensor) -> _Work:
     if layout.cumulative is not None and optional(call, layout.cumulative) is not None:
         raise Unknown("packed sequences: their lengths are not recorded")
     if not len(q.shape) == len(k.shape) == len(v.shape) == 4:
@@ -108,9 +141,29 @@ def _problem(call: OpCall, layout: _Layout, q: Tensor, k: Tensor, v: Tensor) -> 
     )
     causal = integer(call, layout.causal) > 0 if is_typed else flag(call, layout.causal)
     queries, keys = q.shape[tokens], k.shape[tokens]
-    tile = _TILE_EFFICIENT if efficient else _TILE
-    pairs = causal_pairs(queries, keys, tile) if causal else float(queries) * keys
-    return _Problem(q.shape[0] * q.shape[heads] * pairs, q.shape[3], v.shape[3])
+    rows = float(q.shape[0] * q.shape[heads])
+    dims = q.shape[3], v.shape[3]
+    needed = causal_pairs(queries, keys, 1) if causal else float(queries) * keys
+    block, built_for = _block(call)
+    if block:
+        executed = block_pairs(queries, keys, block, causal)
+        padded = (max(dims[0], built_for), max(dims[1], built_for)) if built_for else dims
+    else:
+        tile = _TILE_EFFICIENT if efficient else _TILE
+        executed, padded = causal_pairs(queries, keys, tile) if causal else needed, dims
+    return _Work(_Problem(rows * needed, *dims), _Problem(rows * max(executed, needed), *padded))
+
+
+def _block(call: OpCall) -> tuple[tuple[int, int] | None, int]:
+    """By a kernel's name: queries and keys of a block, and the head dimension it is built for (0: unknown)."""
+    for launch in call.launches:
+        found = _FLASH_BLOCK.search(launch.name) if roles.is_matrix(launch.name) else None
+        if found:
+            return (int(found[2]), int(found[3])), int(found[1])
+        found = _CUTLASS_BLOCK.search(launch.name)
+        if found:
+            return (int(found[1]), int(found[2])), 0
+    return None, 0
 
 
 def _dense(arg: Tensor) -> float:
@@ -127,12 +180,14 @@ def forward(call: OpCall) -> Result:
     """Reads q, k, v and a bias, writes the output and its log-sum-exp; scores never leave the chip."""
     layout = _FORWARD[call.name]
     q, k, v = tensor(call, 0), tensor(call, 1), tensor(call, 2)
-    problem = _problem(call, layout, q, k, v)
+    work = _work(call, layout, q, k, v)
     bias = optional(call, layout.bias) if layout.bias is not None else None
     read = footprint(q) + footprint(k) + footprint(v) + (footprint(bias) if bias else 0.0)
     output = q.numel / q.shape[3] * v.shape[3] * itemsize(q.dtype)
     written = output + 4.0 * _rows(q)
-    main = Cost(problem.forward_flops, read, written, _pipe(call, q))
+    flops = work.executed.forward_flops
+    padding = flops - work.needed.forward_flops
+    main = Cost(flops, read, written, _pipe(call, q), flops_padding=padding)
     return _with_roles(call, main, {"sum_partials": Cost(_rows(q) * v.shape[3], output, output)}, main)
 
 
@@ -146,7 +201,7 @@ def backward(call: OpCall) -> Result:
     layout = _BACKWARD[call.name]
     grad, q, k, v = (tensor(call, index) for index in range(4))
     out = tensor(call, 5 if "efficient" in call.name else 4)
-    problem = _problem(call, layout, q, k, v)
+    work = _work(call, layout, q, k, v)
     bias = optional(call, layout.bias) if layout.bias is not None else None
     statistics, accumulator = 8.0 * _rows(q), 4.0 * q.numel
     inputs = sum(footprint(arg) for arg in (q, k, v, grad)) + (footprint(bias) if bias else 0.0)
@@ -154,15 +209,20 @@ def backward(call: OpCall) -> Result:
     extra = accumulator if has_rounding else 0.0
     pipe = _pipe(call, q)
     of_q, of_kv = _dense(q), _dense(k) + _dense(v)
-    main = Cost(problem.backward_flops, inputs + statistics + extra, of_kv + (extra or of_q), pipe)
+    flops = work.executed.backward_flops
+    padding = flops - work.needed.backward_flops
+
+    def multiplied(share: float, read: float, written: float) -> Cost:
+        return Cost(share * flops, read, written, pipe, flops_padding=share * padding)
+
+    main = multiplied(1.0, inputs + statistics + extra, of_kv + (extra or of_q))
     parts = {
         "attention_delta": Cost(2.0 * out.numel, _dense(out) + _dense(grad), statistics / 2),
         "attention_convert": Cost(0.0, accumulator, of_q, "none"),
-        "attention_dkdv": Cost(4 / 5 * problem.backward_flops, inputs + statistics, of_kv, pipe),
-        "attention_dq": Cost(3 / 5 * problem.backward_flops, inputs + statistics, of_q, pipe),
+        "attention_dkdv": multiplied(4 / 5, inputs + statistics, of_kv),
+        "attention_dq": multiplied(3 / 5, inputs + statistics, of_q),
     }
-    whole = Cost(problem.backward_flops, inputs + _dense(out), of_q + of_kv, pipe)
-    return _with_roles(call, main, parts, whole)
+    return _with_roles(call, main, parts, multiplied(1.0, inputs + _dense(out), of_q + of_kv))
 
 
 def _pipe(call: OpCall, q: Tensor) -> str:

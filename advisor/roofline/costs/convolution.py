@@ -15,6 +15,8 @@ from advisor.roofline.costs import roles
 from advisor.roofline.costs.args import Unknown, booleans, flag, integer, integers, itemsize, tensor, text
 from advisor.roofline.costs.model import Cost, Launch, OpCall, Tensor
 from advisor.roofline.costs.registry import Result, cost, split
+from advisor.roofline.costs.tiles import convolution_flops
+from advisor.roofline.costs.traffic import outgrows_cache
 
 #: Positions of stride, padding, dilation, groups and, if it has one, the transposed flag or output padding.
 _FORWARD = {
@@ -44,6 +46,7 @@ class _Problem:
         weight: shape of the weight.
         flops: of the forward pass.
         touched: share of `wide` that any window covers (under 1 where the stride leaps over elements).
+        strides: of the window, one a dimension.
     """
 
     wide: tuple[int, ...]
@@ -51,6 +54,24 @@ class _Problem:
     weight: tuple[int, ...]
     flops: float
     touched: float
+    strides: tuple[int, ...]
+
+    def executed(self, kernel: str) -> float:
+        """FLOPs that this kernel executes: whole tiles, where its name tells them."""
+        if self.wide[1] != self.weight[1]:
+            return self.flops
+        narrow, wide, taps = self.weight[0], self.weight[1], math.prod(self.weight[2:])
+        positions = self.narrow[0] * math.prod(self.narrow[2:])
+        if roles.role(kernel) == "dgrad":
+            # Positions of one remainder modulo the strides meet the same taps: each is a product of its own.
+            positions = math.ceil(self.wide[0] * math.prod(self.wide[2:]) / math.prod(self.strides))
+        plain = 2.0 * positions * narrow * wide * taps
+        return self.flops * max(1.0, convolution_flops(kernel, positions, narrow, wide, taps) / plain)
+
+    @property
+    def phases(self) -> int:
+        """Products that make up a strided data gradient: remainders modulo the strides that meet a tap."""
+        return math.prod(min(step, size) for step, size in zip(self.strides, self.weight[2:], strict=True))
 
 
 def _problem(
@@ -69,7 +90,7 @@ def _problem(
         for size, out, kernel, step in zip(wide[2:], narrow[2:], weight[2:], strides, strict=True)
     )
     flops = 2.0 * math.prod(narrow) * math.prod(weight[1:])
-    return _Problem(tuple(wide), tuple(narrow), tuple(weight), flops, touched)
+    return _Problem(tuple(wide), tuple(narrow), tuple(weight), flops, touched, strides)
 
 
 def _listed(call: OpCall, position: int | None, default: tuple[int, ...], spatial: int) -> tuple[int, ...]:
@@ -175,16 +196,22 @@ def _forward_cost(
     shapes = (x, problem.weight, y)
     is_main = _main(call.launches)
     main = [launch for launch, multiplies in zip(call.launches, is_main, strict=True) if multiplies]
-    shares = iter(split(_on_pipe(whole, main, dtype, call), main) if main else ())
+    shares = iter(split(_as_executed(whole, problem, main[0], dtype, call), main) if main else ())
     return tuple(
         next(shares) if multiplies else _beside(launch, shapes, width, y)
         for launch, multiplies in zip(call.launches, is_main, strict=True)
     )
 
 
-def _on_pipe(whole: Cost, main: Sequence[Launch], dtype: str, call: OpCall) -> Cost:
-    pipe = roles.matrix_pipe(main[0].name, dtype, call.settings, "allow_tf32_cudnn")
-    return Cost(whole.flops, whole.bytes_read, whole.bytes_written, pipe)
+def _as_executed(whole: Cost, problem: _Problem, launch: Launch, dtype: str, call: OpCall) -> Cost:
+    """An ideal cost as this kernel has it: its pipe, its tiles, what a strided data gradient reads again."""
+    flops = problem.executed(launch.name)
+    again = 0.0
+    if roles.role(launch.name) == "dgrad" and "strided" in launch.name:
+        gradient = itemsize(dtype) * math.prod(problem.narrow)
+        again = (problem.phases - 1) * gradient if outgrows_cache(call, gradient) else 0.0
+    pipe = roles.matrix_pipe(launch.name, dtype, call.settings, "allow_tf32_cudnn")
+    return Cost(flops, whole.bytes_read + again, whole.bytes_written, pipe, again, flops - whole.flops)
 
 
 @cost("aten::convolution_backward", "aten::convolution_backward_overrideable")
@@ -270,7 +297,9 @@ def _gradients(
     shares = {}
     for part, whole in (("dgrad", data), ("wgrad", weight)):
         members = [launch for launch, name in zip(call.launches, parts, strict=True) if name == part]
-        shares[part] = iter(split(_on_pipe(whole, members, grad.dtype, call), members) if members else ())
+        shares[part] = iter(
+            split(_as_executed(whole, problem, members[0], grad.dtype, call), members) if members else ()
+        )
     shapes = (x.shape, w.shape, grad.shape)
     results = [
         x.shape if part == "dgrad" else w.shape if part == "wgrad" else None for part in _looking_ahead(parts)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 
 from advisor.roofline.costs import roles
@@ -18,7 +19,8 @@ from advisor.roofline.costs.args import (
 )
 from advisor.roofline.costs.model import Cost, Launch, OpCall, Tensor
 from advisor.roofline.costs.registry import Result, cost, split
-from advisor.roofline.costs.traffic import gemm_reread
+from advisor.roofline.costs.tiles import product_padding
+from advisor.roofline.costs.traffic import Product, gemm_reread, split_count
 
 
 def product(
@@ -35,27 +37,42 @@ def product(
 ) -> Cost | tuple[Cost | None, ...]:
     """The cost of ``batch`` products of ``m x k`` by ``k x n``, with an optional term added to the result.
 
-    FLOPs ``2 batch m n k`` (Golub & Van Loan, Matrix Computations, 1.1.11); a complex multiply-add is four
-    real ones. A split-K kernel's sum of partial results reads and writes the result once more.
+    FLOPs ``2 batch m n k`` (Golub & Van Loan, Matrix Computations, 1.1.11), and what whole tiles add; a
+    complex multiply-add is four real ones. A kernel that sums the partial results of a split k reads each of
+    them.
     """
     dtype = out_dtype or a.dtype
-    flops = 2.0 * batch * m * n * k * (4 if a.dtype.startswith("complex") else 1)
+    real = batch * (4 if a.dtype.startswith("complex") else 1)
+    flops = 2.0 * real * m * n * k
     written = size_bytes((batch, m, n), dtype)
     read = footprint(a) + footprint(b) + (footprint(added) if added else 0.0)
 
     def main(launch: Launch | None) -> Cost:
         pipe = roles.matrix_pipe(launch.name if launch else "", a.dtype, call.settings)
-        widths = itemsize(a.dtype), itemsize(b.dtype)
-        again = batch * gemm_reread(call, launch, m, n, k, *widths) if launch else 0.0
-        return Cost(flops, read + again, written, pipe, again)
+        if launch is None:
+            return Cost(flops, read, written, pipe)
+        again, padding = gemm_reread(call, launch, problem), real * product_padding(launch.name, m, n, k)
+        return Cost(flops + padding, read + again, written, pipe, again, padding)
 
+    problem = Product(m, n, k, itemsize(a.dtype), itemsize(b.dtype), itemsize(dtype), batch)
     if not call.launches:
         return main(None)
-    return by_role(call.launches, main, Cost(float(batch * m * n), written, written, "vector_fp32"))
+    return by_role(call.launches, main, lambda launch: _sum_of_partials(call, launch, problem))
+
+
+def _sum_of_partials(call: OpCall, launch: Launch, problem: Product) -> Cost:
+    """A kernel beside the product: the sum over slices of k, each a result in fp32 or, as named, 16 bits."""
+    elements = problem.batch * problem.m * problem.n
+    written = elements * problem.width_out
+    slices = max(
+        (split_count(matrix, problem) for matrix in call.launches if roles.is_matrix(matrix.name)), default=1
+    )
+    width = 2 if re.search(r"int, __(nv_bfloat16|half)", launch.name) else 4
+    return Cost(float(slices * elements), max(slices * elements * width, written), written, "vector_fp32")
 
 
 def by_role(
-    launches: tuple[Launch, ...], main: Callable[[Launch], Cost], helper: Cost
+    launches: tuple[Launch, ...], main: Callable[[Launch], Cost], helper: Callable[[Launch], Cost]
 ) -> tuple[Cost | None, ...]:
     """Give the product to the matrix kernels (shared, if several) and `helper` to each kernel beside them."""
     matrix = [launch for launch in launches if roles.is_matrix(launch.name)]
@@ -67,8 +84,8 @@ def by_role(
     return tuple(next(shares) if launch in matrix else _beside(launch, helper) for launch in launches)
 
 
-def _beside(launch: Launch, helper: Cost) -> Cost:
-    return Cost(0.0, 0.0, 0.0, "none") if roles.role(launch.name) == "workspace" else helper
+def _beside(launch: Launch, helper: Callable[[Launch], Cost]) -> Cost:
+    return Cost(0.0, 0.0, 0.0, "none") if roles.role(launch.name) == "workspace" else helper(launch)
 
 
 def _matrix(arg: Tensor, rank: int) -> Tensor:

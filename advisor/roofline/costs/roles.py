@@ -1,4 +1,4 @@
-"""What a kernel is, by its name: its part in the operator, its tile, and the pipe it computes on.
+"""What a kernel is, by its name: its part in the operator, and the pipe it computes on.
 
 The names are those of cuBLAS (nvjet, xmma, cutlass), cuDNN, ATen, FlashAttention, CUB, NCCL, and on AMD of
 Tensile (``Cijk_``), MIOpen, Composable Kernel, AOTriton and RCCL.
@@ -80,12 +80,6 @@ _NVJET_PIPE = {
     "q": "tensor_fp8", "o": "tensor_fp8", "r": "tensor_fp8",
 }  # fmt: skip
 _NVJET = re.compile(r"nvjet_(?:sm\d+_)?([a-z]+)_")
-_TILE = (
-    re.compile(r"nvjet_(?:sm\d+_)?[a-z]+_(\d+)x(\d+)_"),
-    re.compile(r"tilesize(\d+)x(\d+)x\d+"),
-    re.compile(r"_MT(\d+)x(\d+)x\d+"),
-    re.compile(r"gemm[a-z0-9_]*?_(\d+)x(\d+)(?:_|x|\b)"),
-)
 _NO_TENSOR_CORE = re.compile(
     r"simt|sgemm|_ffma|gemv|gemmsn|dot_kernel|conv_depthwise|scudnn|reduce_1block", re.I
 )
@@ -121,16 +115,6 @@ def family(kernel: str) -> str:
         if re.search(pattern, kernel, re.I) and role(kernel) not in ("gemm", "collective"):
             return label
     return _FAMILY_OF_ROLE.get(role(kernel), "compiled" if "triton_" in kernel else "other")
-
-
-@functools.lru_cache(maxsize=8192)
-def tile(kernel: str) -> tuple[int, int] | None:
-    """Rows and columns of the output that one thread block of a GEMM kernel computes, from its name."""
-    for pattern in _TILE:
-        found = pattern.search(kernel)
-        if found:
-            return int(found[1]), int(found[2])
-    return None
 
 
 def matrix_pipe(

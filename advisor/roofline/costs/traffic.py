@@ -6,9 +6,11 @@ Everything here needs the device's L2 size (``settings["l2_bytes"]``); without i
 from __future__ import annotations
 
 import math
+import re
+from dataclasses import dataclass
 
-from advisor.roofline.costs import roles
 from advisor.roofline.costs.model import Launch, OpCall
+from advisor.roofline.costs.tiles import tile
 
 #: Half of the L2 holds an operand that all blocks share: the other half sits behind the chip's other
 #: partition.
@@ -21,6 +23,12 @@ def cache_bytes(call: OpCall) -> float | None:
     """The device's L2 size, or None."""
     size = call.settings.get("l2_bytes")
     return float(size) if isinstance(size, (int, float)) and size > 0 else None
+
+
+def outgrows_cache(call: OpCall, nbytes: float) -> bool:
+    """Whether data that all blocks share is pushed out of the L2 before it is visited again."""
+    cache = cache_bytes(call)
+    return cache is not None and nbytes > _SHARED * cache
 
 
 def sm_count(call: OpCall) -> int | None:
@@ -47,26 +55,132 @@ def missed(call: OpCall, bytes_per_block: float, blocks: float) -> float:
     return max(0.0, 1 - (_OWN * cache / working_set) ** 2)
 
 
-def gemm_reread(
-    call: OpCall, launch: Launch, m: int, n: int, k: int, width_a: float, width_b: float
-) -> float:
-    """Bytes that a tiled matrix product fetches again.
+@dataclass(frozen=True)
+class Product:
+    """Products whose traffic is asked for: `batch` of ``m x k`` by ``k x n``, bytes an element of each."""
 
-    The blocks that run at once (a wave) cover a near-square patch of the output, and share the rows of A and
-    the columns of B that it needs. Where the smaller operand does not stay in the cache, each wave fetches
-    its panels anew: ``waves * (patch_rows * k + patch_columns * k)`` instead of ``m * k + k * n``. Derived;
-    it matches the measured reads of cuBLAS' nvjet kernels on an H200 within 20 %.
+    m: int
+    n: int
+    k: int
+    width_a: float
+    width_b: float
+    width_out: float
+    batch: int = 1
+
+
+@dataclass(frozen=True)
+class _Grid:
+    """A product in tiles: how many along n and m, and the bytes behind one of each.
+
+    Attributes:
+        columns, rows: tiles along n and along m.
+        of_column, of_row: bytes of B that a column of tiles needs, and of A that a row of tiles needs.
+        of_tile: bytes of a tile's result.
     """
-    cache, processors = cache_bytes(call), sm_count(call)
-    sides = roles.tile(launch.name)
-    bytes_a, bytes_b = m * k * width_a, k * n * width_b
-    if cache is None or processors is None or sides is None or min(bytes_a, bytes_b) <= _SHARED * cache:
+
+    columns: int
+    rows: int
+    of_column: float
+    of_row: float
+    of_tile: float
+
+    @property
+    def size_a(self) -> float:
+        return self.rows * self.of_row
+
+    @property
+    def size_b(self) -> float:
+        return self.columns * self.of_column
+
+    @property
+    def tiles(self) -> int:
+        return self.columns * self.rows
+
+
+#: Kernels whose blocks stay and take tile after tile, in an order that keeps neighbours together.
+_PERSISTENT = re.compile(r"nvjet|warpgroupsize|warpspecialized")
+_IDENTITY_SWIZZLE = re.compile(r"cutlass::")
+
+
+def gemm_reread(call: OpCall, launch: Launch, product: Product) -> float:
+    """Bytes that a kernel of tiled matrix products fetches again; 0 if no tile or no cache size is known.
+
+    The blocks that run at once (a wave) share rows of A and columns of B. What the next wave finds in the
+    cache depends on the order of the tiles, which differs by library. Derived; within 20 % of the reads that
+    an H200 counts for cuBLAS' nvjet, xmma and CUTLASS kernels in fp16, bf16, TF32, fp32, fp64 and complex.
+    """
+    cache, processors, sides = cache_bytes(call), sm_count(call), tile(launch.name)
+    if cache is None or processors is None or sides is None:
         return 0.0
-    # cuBLAS is column-major: the first side of its tile runs along our n or m; a square patch hides which.
-    rows, columns = math.ceil(m / sides[0]), math.ceil(n / sides[1])
-    patch_columns = min(columns, max(1.0, math.sqrt(processors * sides[0] / sides[1])))
-    patch_rows = min(rows, max(1.0, processors / patch_columns))
-    patch_columns = min(columns, max(1.0, processors / patch_rows))
-    waves = rows * columns / (patch_rows * patch_columns)
-    fetched = waves * k * (patch_rows * sides[0] * width_a + patch_columns * sides[1] * width_b)
-    return max(0.0, fetched - bytes_a - bytes_b)
+    grid = _Grid(
+        math.ceil(product.n / sides.first),
+        math.ceil(product.m / sides.second),
+        min(product.n, sides.first) * product.k * product.width_b,
+        min(product.m, sides.second) * product.k * product.width_a,
+        min(product.n, sides.first) * min(product.m, sides.second) * product.width_out,
+    )
+    room = _SHARED * cache
+    splits = split_count(launch, product)
+    if _PERSISTENT.search(launch.name):
+        return product.batch * _compact_order(grid, processors, room)
+    again = (splits - 1) * product.m * product.n * product.width_out if splits > 1 else 0.0
+    if _IDENTITY_SWIZZLE.search(launch.name):
+        again += _strip_order(grid, processors, room, splits)
+    else:
+        again += _row_order(grid, processors, room, splits)
+    return product.batch * again
+
+
+def split_count(launch: Launch, product: Product) -> int:
+    """Slices of k that a kernel which is not persistent has in its grid: blocks over tiles."""
+    sides = tile(launch.name)
+    if sides is None or not launch.grid_blocks or _PERSISTENT.search(launch.name):
+        return 1
+    columns, rows = math.ceil(product.n / sides.first), math.ceil(product.m / sides.second)
+    if _IDENTITY_SWIZZLE.search(launch.name):
+        width = _strip_width(columns)
+        columns = math.ceil(columns / width) * width
+    return max(1, launch.grid_blocks // (columns * rows * product.batch))
+
+
+def _compact_order(grid: _Grid, processors: int, room: float) -> float:
+    """Each wave is a patch of the output that needs as many bytes of A as of B; waves go along strips."""
+    if grid.tiles <= processors:
+        return 0.0
+    columns = min(grid.columns, max(1.0, math.sqrt(processors * grid.of_row / grid.of_column)))
+    rows = min(grid.rows, max(1.0, processors / columns))
+    columns = min(grid.columns, max(1.0, processors / rows))
+    strips = grid.rows / rows
+    patch = columns * grid.of_column + rows * grid.of_row + processors * grid.of_tile
+    strip = grid.size_b + rows * grid.of_row + rows * grid.columns * grid.of_tile
+    if strip <= room:
+        return 0.0
+    if patch <= room:
+        return (strips - 1) * grid.size_b
+    waves = grid.tiles / (columns * rows)
+    fetched = waves * (columns * grid.of_column + rows * grid.of_row)
+    return max(0.0, fetched - grid.size_a - grid.size_b)
+
+
+def _strip_width(columns: int) -> int:
+    """Tiles in a strip of CUTLASS' ``GemmIdentityThreadblockSwizzle<8>``."""
+    return 8 if columns >= 6 else 4 if columns >= 3 else min(2, columns)
+
+
+def _strip_order(grid: _Grid, processors: int, room: float, splits: int) -> float:
+    """Strips of up to eight columns, each from the first row to the last; slices of k one after another."""
+    width = _strip_width(grid.columns)
+    strips, rows = grid.columns / width, min(grid.rows, max(1.0, processors / width))
+    again = 0.0
+    if strips > 1 and (grid.size_a + width * (grid.of_column + grid.rows * grid.of_tile)) / splits > room:
+        again += (strips - 1) * grid.size_a
+    if width * grid.of_column / splits + rows * grid.of_row / splits + processors * grid.of_tile > room:
+        again += (grid.rows / rows - 1) * grid.size_b
+    return again
+
+
+def _row_order(grid: _Grid, processors: int, room: float, splits: int) -> float:
+    """All rows of a column of tiles before the next column; the slices of k of a tile run together."""
+    columns = min(grid.columns, max(1.0, processors / splits / grid.rows))
+    sweep = grid.size_a + columns * (grid.of_column + grid.rows * grid.of_tile)
+    return 0.0 if sweep <= room else (grid.columns / columns - 1) * grid.size_a

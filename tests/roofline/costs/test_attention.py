@@ -3,7 +3,7 @@
 import pytest
 
 from advisor.roofline.costs import launch_costs, op_cost
-from advisor.roofline.costs.attention import causal_pairs
+from advisor.roofline.costs.attention import block_pairs, causal_pairs
 from tests.roofline.costs.calls import BF16, FP32, INT64, call
 
 B, H, S, D = 4, 16, 2048, 64
@@ -116,3 +116,40 @@ def test_packed_sequences_have_no_cost_because_their_lengths_are_not_recorded():
 @pytest.mark.parametrize("kv", [((B, 5, S, D), BF16), ((B + 1, H, S, D), BF16), ((B, H, S), BF16)])
 def test_contradicting_sizes_have_no_cost(kv):
     assert op_cost(_forward("False", kv=kv)) is None
+
+
+def test_blocks_are_visited_whole_up_to_the_diagonal():
+    assert block_pairs(4, 4, (2, 1), causal=False) == 16
+    # Two rows of blocks: the first sees 2 columns, the second 4.
+    assert block_pairs(4, 4, (2, 1), causal=True) == 2 * 2 + 2 * 4
+    # The diagonal ends in the last column: the rows see 5 and 6 of 6 keys, in blocks of 4.
+    assert block_pairs(2, 6, (1, 4), causal=True) == 8 + 8
+    assert block_pairs(3, 5, (2, 4), causal=False) == 4 * 8
+
+
+def test_flash_attentions_name_tells_its_blocks():
+    # GIVEN 1501 tokens in blocks of 128 x 64: an H200 executed 5.436e10 FLOPs
+    q = ((5, 1501, 12, 96), BF16)
+    kernel = (
+        "void pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<96, 128, 64, 4, false, false, "
+        "cutlass::bfloat16_t, Flash_kernel_traits<96, 128, 64, 4, cutlass::bfloat16_t> >, true>"
+    )
+    forward = call(
+        "aten::_flash_attention_forward", q, q, q, None, None, "1501", "1501", "0.", "False", "False",
+        kernels=[kernel],
+    )  # fmt: skip
+    (found,) = launch_costs(forward)
+    assert found.flops == pytest.approx(5.436e10, rel=1e-3)
+    assert found.flops - found.flops_padding == 4 * 5 * 12 * 1501 * 1501 * 96
+
+
+def test_a_head_dimension_is_padded_to_the_one_the_kernel_was_built_for():
+    q = ((1, 256, 2, 80), BF16)
+    kernel = "pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<96, 128, 64, 4>"
+    forward = call(
+        "aten::_flash_attention_forward", q, q, q, None, None, "256", "256", "0.", "False", "False",
+        kernels=[kernel],
+    )  # fmt: skip
+    (found,) = launch_costs(forward)
+    assert found.flops == 4 * 2 * 256 * 256 * 96
+    assert found.flops_padding == 4 * 2 * 256 * 256 * 16

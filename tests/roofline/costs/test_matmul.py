@@ -3,7 +3,7 @@
 import pytest
 
 from advisor.roofline.costs import Launch, launch_costs, op_cost
-from tests.roofline.costs.calls import BF16, FP32, H200, call
+from tests.roofline.costs.calls import BF16, FP16, FP32, H200, call
 
 
 def _torch_flops(name, *shapes):
@@ -64,7 +64,7 @@ def test_the_split_k_sum_has_no_product_of_its_own():
         kernels=["nvjet_tst_64x64", "splitKreduce_kernel<32>"],
     )
     gemm, partial_sum = launch_costs(product)
-    assert gemm.flops == 2 * 64 * 4096 * 16
+    assert gemm.flops - gemm.flops_padding == 2 * 64 * 4096 * 16
     assert partial_sum.flops == 64 * 16
     assert partial_sum.pipe == "vector_fp32"
 
@@ -89,9 +89,55 @@ def test_operands_larger_than_the_cache_are_fetched_again_by_each_wave():
     assert unknown.bytes_read == 2 * (8192 * 4096 + 4096 * 4096)
 
 
-def test_an_operand_that_stays_in_the_cache_is_fetched_once():
-    kernel = Launch("nvjet_sm90_tst_256x128_64x4_1x2_h_bz_coopA_NNT", 132)
+#: Kernel, blocks, m, k, n, dtype, bytes read by an H200 (Nsight Compute).
+COUNTED = [
+    ("nvjet_sm90_tst_192x192_64x3_2x1_v_bz_coopB_NNN", 132, 12288, 1536, 6144, BF16, 137.2e6),
+    ("nvjet_sm90_hsh_192x192_64x4_2x1_v_bz_coopB_TNN", 132, 12288, 6144, 1536, FP16, 254.8e6),
+    ("nvjet_sm90_tst_128x256_64x4_1x2_h_bz_coopA_NNN", 132, 393216, 96, 384, BF16, 75.6e6),
+    ("sm90_xmma_gemm_f32f32_tf32f32_f32_tn_n_tilesize128x128x32_warpgroupsize1x1x1", 132, 6144, 3072, 1024,
+     FP32, 119.1e6),
+    ("sm80_xmma_gemm_f32f32_f32f32_f32_nn_n_tilesize256x128x8_stage3_ffma", 576, 6144, 1024, 3072, FP32,
+     134.0e6),
+    ("sm80_xmma_gemm_f32f32_f32f32_f32_tn_n_tilesize128x128x8_stage3_ffma", 1920, 6144, 3072, 1024, FP32,
+     699.8e6),
+    ("cutlass::Kernel2<cutlass_80_simt_sgemm_256x128_8x4_nt_align1>", 512, 1024, 6144, 3072, FP32, 153.2e6),
+    ("sm90_xmma_gemm_f64f64_f64f64_f64_nn_n_tilesize128x64x16_stage3", 512, 2048, 4096, 2048, "double",
+     336.5e6),
+    ("sm80_xmma_gemm_cf32cf32_f32f32_cf32_nn_n_tilesize64x64x8_stage3", 2304, 1536, 2048, 1536,
+     "c10::complex<float>", 97.4e6),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kernel", "blocks", "m", "k", "n", "dtype", "counted"), COUNTED)
+def test_reads_of_every_library_are_near_those_counted(kernel, blocks, m, k, n, dtype, counted):
     (found,) = launch_costs(
-        call("aten::mm", ((50257, 8192), BF16), ((8192, 768), BF16), kernels=[kernel], settings=H200)
+        call("aten::mm", ((m, k), dtype), ((k, n), dtype), kernels=[Launch(kernel, blocks)], settings=H200)
+    )
+    assert found.bytes_read == pytest.approx(counted, rel=0.2)
+
+
+def test_operands_that_stay_in_the_cache_are_fetched_once():
+    kernel = Launch("nvjet_sm90_tst_128x256_64x4_1x2_h_bz_coopA_NNT", 132)
+    (found,) = launch_costs(
+        call("aten::mm", ((2048, 2048), BF16), ((2048, 2048), BF16), kernels=[kernel], settings=H200)
     )
     assert found.bytes_reread == 0
+
+
+def test_the_sum_of_a_split_reads_each_partial_result():
+    # GIVEN 176 blocks for 3 tiles in a strip of 4: 44 slices of k, of which an H200 read 6.5 MB
+    kernels = [
+        Launch("cutlass::Kernel2<cutlass_80_tensorop_s16816gemm_bf16_128x128_64x5_nt_align8>", 176),
+        Launch("cublasLt::splitKreduce_kernel<32, 16, int, float, __nv_bfloat16, float>", 72),
+    ]
+    product = call("aten::mm", ((96, 393216), BF16), ((393216, 384), BF16), kernels=kernels)
+    _, partial_sum = launch_costs(product)
+    assert partial_sum.bytes_read == 44 * 96 * 384 * 4
+
+
+def test_whole_tiles_are_executed_and_what_they_add_is_padding():
+    # GIVEN 96 channels in steps of 64: an H200 executed 3.865e10 FLOPs on its tensor cores
+    kernel = Launch("nvjet_sm90_tst_128x256_64x4_1x2_h_bz_coopA_NNN", 132)
+    (found,) = launch_costs(call("aten::mm", ((393216, 96), BF16), ((96, 384), BF16), kernels=[kernel]))
+    assert found.flops == 2 * 393216 * 128 * 384
+    assert found.flops - found.flops_padding == 2 * 393216 * 96 * 384

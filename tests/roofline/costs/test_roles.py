@@ -73,20 +73,6 @@ def test_the_pipe_is_the_one_that_the_kernel_used(kernel, dtype, settings, pipe)
 
 
 @pytest.mark.parametrize(
-    ("kernel", "tile"),
-    [
-        ("nvjet_sm90_tst_192x160_64x4_2x1", (192, 160)),
-        ("sm80_xmma_gemm_f32f32_tilesize128x64x8_stage3", (128, 64)),
-        ("Cijk_Alik_Bljk_BBS_MT256x32x64_MI16", (256, 32)),
-        ("cutlass_75_tensorop_bf16_s1688gemm_bf16_256x128_nn_align1", (256, 128)),
-        ("mystery", None),
-    ],
-)
-def test_a_gemm_kernels_name_tells_its_tile(kernel, tile):
-    assert roles.tile(kernel) == tile
-
-
-@pytest.mark.parametrize(
     ("kernel", "dtype"),
     [
         ("CatArrayBatchedCopy_vectorized<at::native::OpaqueType<2u>, unsigned int>", "fp16"),
