@@ -283,6 +283,7 @@ class Window:
             return
         files = Files(self._dirpath / f"step_{here}", self._rank)
         try:
+            files = Files(files.folder.absolute(), self._rank)  # the loop may change its working directory
             files.prepare()
         except OSError as error:
             self._give_up(f"nothing was recorded: cannot write to {files.folder} ({error}); set dirpath")

@@ -292,3 +292,17 @@ def test_a_closed_stderr_does_not_stop_the_loop(monkeypatch):
     monkeypatch.setattr("sys.stderr", Closed())
 
     notify.info("x")
+
+
+def test_a_loop_that_changes_its_working_directory_keeps_its_recording(loop, tmp_path, monkeypatch, ours):
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(tmp_path)
+    with loop.window("relative") as window:
+        loop.run(window, 9)
+        monkeypatch.chdir(elsewhere)
+        loop.run(window, 20)
+
+    assert ours() == []
+    assert window.trace_path is not None
+    assert window.trace_path.is_relative_to(tmp_path / "relative")
