@@ -175,6 +175,7 @@ class _Calls:
         # Lists: single elements of arrays are slow to read.
         self._op_name, self._parent = ops.name.tolist(), timeline.op_parent.tolist()
         self._known_around = nearest(timeline.op_parent, timeline.op_parent, self.known).tolist()
+        self._op_of_row = rows.op.tolist()
         self._launches = list(
             zip(rows.name.tolist(), rows.grid_blocks.tolist(), rows.bytes.tolist(), strict=True)
         )
@@ -193,7 +194,7 @@ class _Calls:
         if found is None:
             found = self._work_out(*key)
             found = self._cache[key] = found if any(found) else ()
-        return () if op in self._inside and self._is_composite(op, found) else found
+        return () if op in self._inside and self._is_composite(op, found, rows) else found
 
     def pass_on(self, op: int, found: Sequence[Cost | None]) -> None:
         """Tell the operator around this one how much of its work is costed here and inside."""
@@ -207,9 +208,12 @@ class _Calls:
         """The nearest operator around this one that has a formula, or -1."""
         return self._known_around[op]
 
-    def _is_composite(self, op: int, found: Sequence[Cost | None]) -> bool:
+    def _is_composite(self, op: int, found: Sequence[Cost | None], rows: Sequence[int]) -> bool:
         flops, nbytes = _amount(found)
         inside_flops, inside_bytes = self._inside[op]
+        if flops == 0 and all(self._op_of_row[row] == op for row in rows):
+            # What it launched itself it does itself: a sum of booleans, after a copy to integers.
+            return False
         if flops > 0:
             return inside_flops >= _COMPOSITE_FLOPS * flops
         return inside_bytes >= _COMPOSITE_BYTES * nbytes

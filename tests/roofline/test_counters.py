@@ -1,12 +1,14 @@
 """Nsight Compute's tables are read in each spelling, locale and unit; what is none says how to make one."""
 
 import gzip
+from pathlib import Path
 
 import pytest
 
 from advisor.errors import InputError
 from advisor.roofline.counters import Counted, base_name, read_counters
 
+DATA = Path(__file__).parents[1] / "data"
 RAW = """==PROF== Connected to process 7 (python)
 epoch 0, loss 2.31
 "ID","Process ID","Kernel Name","Context","Stream","Block Size","Grid Size","Device","CC",{metrics}
@@ -198,3 +200,11 @@ def test_a_missing_file_and_a_damaged_gzip_are_named(tmp_path, write):
 )
 def test_both_tools_spellings_of_a_kernel_have_one_base_name(traced, counted):
     assert base_name(traced) == base_name(counted)
+
+
+def test_nsight_computes_own_raw_page_and_the_captures_table_say_the_same():
+    # GIVEN the first 12 launches of a capture as Nsight Compute prints them, all 349 columns
+    raw_page = read_counters(DATA / "ncu_raw_page.csv.gz").launches
+    # THEN they are those of the table that was made of the whole capture
+    assert len(raw_page) == 12
+    assert raw_page == read_counters(DATA / "zoo_counters.csv.gz").launches[:12]

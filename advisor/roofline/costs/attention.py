@@ -155,7 +155,7 @@ def _work(call: OpCall, layout: _Layout, q: Tensor, k: Tensor, v: Tensor) -> _Wo
 
 
 def _block(call: OpCall) -> tuple[tuple[int, int] | None, int]:
-    """By a kernel's name: queries and keys of a block, and the head dimension it is built for (0: unknown)."""
+    """By a kernel's name: queries and keys of a block, and the head dimension it is built for (or 0)."""
     for launch in call.launches:
         found = _FLASH_BLOCK.search(launch.name) if roles.is_matrix(launch.name) else None
         if found:

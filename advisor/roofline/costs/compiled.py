@@ -1,9 +1,13 @@
 """Kernels that Inductor generates: their arguments are the inputs and the outputs, the latter last.
 
-What a kernel computes is told by its name alone (``triton_poi_fused_gelu_view_3``). FLOPs are a modest
-estimate: one an element of the largest argument for each named operator that computes, a few for norms and
-softmax; generated code takes the fast hardware functions. Which arguments are written is not recorded: the
-last tensor certainly is. One that is updated in place is counted as read.
+What a kernel computes is told by its name alone (``triton_poi_fused_gelu_view_3``): each named operator
+counts once an element of the largest argument, as its eager kernel would; one whose gradient is named too is
+part of it. A looping kernel's (``triton_red_``) layer norm takes Welford's update, whose divisions make it
+110 FLOPs an element on an H200.
+
+Which arguments are written is not recorded: the last tensor certainly is, and where a norm's or softmax's
+gradient ends in a smaller one (partial sums), so is the last of full size. One that is updated in place is
+counted as read.
 """
 
 from __future__ import annotations
@@ -26,7 +30,9 @@ _OTHERS = {
     "bernoulli": 1, "rand": 1, "embedding": 0, "nll_loss_forward": 0, "nll_loss_backward": 0, "amax": 0,
     "amin": 0, "argmax": 0, "any": 0, "all": 0,
 }  # fmt: skip
-_TABLE = {**{name: min(1, flops) for name, flops in FLOPS.items()}, **_OTHERS}
+_TABLE = {**FLOPS, **_OTHERS}
+_WELFORD = 110
+_NORM_GRADIENT = re.compile(r"norm_backward|softmax_backward")
 _LOOK_UP = re.compile(r"embedding|index|gather|scatter")
 
 
@@ -39,17 +45,18 @@ def _operator_names() -> re.Pattern[str]:
 def flops_per_element(name: str) -> int:
     """FLOPs an element that the operators in a fused kernel's name amount to."""
     fused = re.sub(r"^triton_\w+?_fused_?|_\d+$", "", name)
-    total, position = 0, 0
+    named, position = [], 0
     while position < len(fused):
         found = _operator_names().match(fused, position)
         ends_word = found is not None and (found.end() == len(fused) or fused[found.end()] == "_")
         if found and ends_word:
-            total += _TABLE[found[0]]
+            named.append(found[0])
             position = found.end() + 1
         else:
             following = fused.find("_", position + 1)
             position = len(fused) if following < 0 else following + 1
-    return total
+    table = {**_TABLE, "native_layer_norm": _WELFORD} if name.startswith("triton_red_") else _TABLE
+    return sum(table[operator] for operator in named if f"{operator}_backward" not in named)
 
 
 @cost("triton_poi_*", "triton_red_*", "triton_per_*", "triton_mix_*", "triton_spl_*", "triton_for_*")
@@ -58,19 +65,22 @@ def fused(call: OpCall) -> Cost:
     arguments = [checked(arg) for arg in call.inputs if isinstance(arg, Tensor) and arg.shape]
     if not arguments:
         raise Unknown("arguments not recorded")
-    *read, written = arguments
     largest = max(arguments, key=lambda arg: arg.numel)
+    written = [arguments.pop()]
+    if _NORM_GRADIENT.search(call.name) and sum(arg.shape == largest.shape for arg in arguments) > 2:
+        last = max(at for at, arg in enumerate(arguments) if arg.shape == largest.shape)
+        written.append(arguments.pop(last))
     looked_up = _LOOK_UP.search(call.name) is not None
     picks = (
-        max((arg.numel for arg in arguments if arg.dtype in ("int64", "int32")), default=0)
+        max((arg.numel for arg in [*arguments, *written] if arg.dtype in ("int64", "int32")), default=0)
         if looked_up
         else 0
     )
     flops = float(flops_per_element(call.name) * min(largest.numel, _rows_picked(largest, picks)))
     return Cost(
         flops,
-        sum(_read(arg, picks) for arg in read),
-        min(_read(written, picks), written.numel * itemsize(written.dtype)),
+        sum(_read(arg, picks) for arg in arguments),
+        sum(min(_read(arg, picks), arg.numel * itemsize(arg.dtype)) for arg in written),
         "vector_fp64" if largest.dtype == "fp64" else vector_pipe("fp32", flops),
     )
 

@@ -6,6 +6,7 @@ import math
 
 from advisor.roofline.costs import roles
 from advisor.roofline.costs.args import (
+    SECTOR_BYTES,
     Unknown,
     footprint,
     integer,
@@ -20,6 +21,7 @@ from advisor.roofline.costs.args import (
 )
 from advisor.roofline.costs.model import Cost, OpCall, Tensor
 from advisor.roofline.costs.registry import cost
+from advisor.roofline.costs.traffic import outgrows_cache
 
 
 def _move(read: float, written: float) -> Cost:
@@ -115,14 +117,31 @@ def sequence(call: OpCall) -> Cost:
     "aten::concatenate",
 )
 def cat(call: OpCall) -> Cost:
-    """Reads and writes every tensor of the list. Lists carry no dtype: the kernel's name tells the width."""
+    """Reads and writes every tensor of the list. Lists carry no dtype: the kernel's name tells the width.
+
+    Tensors are copied one after another. Where the pieces of one are shorter than a sector, every sector of
+    the result is written in part for each tensor, and what the cache has lost is fetched for it first.
+    """
     listed = call.inputs[0]
     if not isinstance(listed, tuple) or not listed:
         raise Unknown("list not recorded")
     names = (roles.element_dtype(launch.name) for launch in call.launches)
     dtype = next((name for name in names if name != "unknown"), "unknown")
     items = [Tensor(arg.shape, dtype, arg.strides) for arg in listed if arg.numel]
-    return _move(sum(footprint(arg) for arg in items), sum(arg.numel for arg in items) * itemsize(dtype))
+    read = sum(footprint(arg) for arg in items)
+    written = sum(arg.numel for arg in items) * itemsize(dtype)
+    again = 0.0
+    if len(items) > 1 and outgrows_cache(call, written):
+        again = sum(written for arg in items if _piece(call, arg) < SECTOR_BYTES)
+    return Cost(0.0, read + again, written, "none", again)
+
+
+def _piece(call: OpCall, arg: Tensor) -> float:
+    """Bytes of a joined tensor that lie together in the result; infinite where the dimension is unknown."""
+    dim = text(call, 1)
+    if not dim.lstrip("-").isdigit() or not -len(arg.shape) <= int(dim) < len(arg.shape):
+        return math.inf
+    return math.prod(arg.shape[int(dim) % len(arg.shape) :]) * itemsize(arg.dtype)
 
 
 @cost("aten::repeat", "aten::tile")

@@ -1,39 +1,51 @@
-"""Embedding tables: rows are read where they are looked up, and gradients summed by row."""
+"""Embedding tables: rows are read where they are looked up, and gradients summed by row.
+
+Which rows is not recorded: as many are distinct as in draws that are all as likely.
+"""
 
 from __future__ import annotations
 
 import math
 
-from advisor.roofline.costs.args import Unknown, footprint, integer, itemsize, optional, tensor, vector_pipe
+from advisor.roofline.costs.args import (
+    Unknown,
+    footprint,
+    integer,
+    itemsize,
+    optional,
+    tensor,
+    vector_pipe,
+)
 from advisor.roofline.costs.model import Cost, OpCall
 from advisor.roofline.costs.registry import Result, assign, cost
+from advisor.roofline.costs.traffic import distinct
 
 
 @cost("aten::embedding")
 def embedding(call: OpCall) -> Cost:
-    """A row for each index, no more rows than the table has."""
+    """A row for each distinct index."""
     table, index = tensor(call, 0), tensor(call, 1)
     if len(table.shape) != 2:
         raise Unknown("not a table")
     rows, width = table.shape
     row = width * itemsize(table.dtype)
-    return Cost(0.0, min(rows, index.numel) * row + footprint(index), index.numel * row, "none")
+    return Cost(0.0, distinct(index.numel, rows) * row + footprint(index), index.numel * row, "none")
 
 
 @cost("aten::embedding_dense_backward", "aten::embedding_backward")
 def embedding_backward(call: OpCall) -> Result:
     """Sort the indices with their positions, sum the gradient's rows in segments, scatter the sums.
 
-    The segment sums are fp32 partial rows, about as many as there are indices. Zeroing the table is a fill of
-    its own (aten/src/ATen/native/cuda/EmbeddingBackwardKernel.cu).
+    The segment sums are fp32 partial rows, one for each distinct index (long segments have more). Zeroing the
+    table is a fill of its own (aten/src/ATen/native/cuda/EmbeddingBackwardKernel.cu).
     """
     grad, index = tensor(call, 0), tensor(call, 1)
     if grad.numel % index.numel:
         raise Unknown("gradient and indices contradict each other")
     rows, width = index.numel, grad.numel // index.numel
-    table_rows = integer(call, 2)
-    table = min(rows, table_rows) * width * itemsize(grad.dtype)
-    partial = rows * width * 4.0
+    segments = distinct(rows, integer(call, 2))
+    table = segments * width * itemsize(grad.dtype)
+    partial = segments * width * 4.0
     pipe = vector_pipe(grad.dtype)
     read = footprint(grad) + footprint(index)
     whole = Cost(float(grad.numel), read, table, pipe)
@@ -58,7 +70,7 @@ def bag(call: OpCall) -> Result:
     """Rows looked up, summed by bag: an addition an element."""
     table, index, offsets = tensor(call, 0), tensor(call, 1), tensor(call, 2)
     row = table.shape[-1] * itemsize(table.dtype)
-    read = min(table.shape[0], index.numel) * row + footprint(index) + footprint(offsets)
+    read = distinct(index.numel, table.shape[0]) * row + footprint(index) + footprint(offsets)
     written = offsets.numel * row + 2 * footprint(index)
     main = Cost(float(index.numel * table.shape[-1]), read, written, vector_pipe(table.dtype))
     keys = Cost(0.0, footprint(index), footprint(index), "none")
@@ -67,18 +79,30 @@ def bag(call: OpCall) -> Result:
 
 @cost("aten::_embedding_bag_dense_backward", "aten::_embedding_bag_per_sample_weights_backward")
 def bag_backward(call: OpCall) -> Result:
-    """The bag's gradient is read for each of its rows and added into the table's gradient."""
+    """The bags' gradients are summed by row of the table in fp32, and the sums scattered into it.
+
+    Summing reads the sorted indices' positions, their segments and their bags.
+    """
     grad, index = tensor(call, 0), tensor(call, 1)
     width = grad.shape[-1]
-    row = width * itemsize(grad.dtype)
-    main = Cost(
-        float(index.numel * width),
-        footprint(grad) + footprint(index),
-        index.numel * row,
-        vector_pipe(grad.dtype),
-    )
+    segments = float(index.numel)
+    if call.name == "aten::_embedding_bag_dense_backward":
+        segments = distinct(index.numel, integer(call, 5))
+    table, partial = segments * width * itemsize(grad.dtype), segments * width * 4.0
+    flops, pipe = float(index.numel * width), vector_pipe(grad.dtype)
+    positions = 3 * footprint(index)
+    whole = Cost(flops, footprint(grad) + footprint(index), table, pipe)
+    sum_rows = Cost(flops, footprint(grad) + positions, partial, pipe)
+    scatter = Cost(segments * width, partial, table, pipe)
     pairs = Cost(0.0, 16.0 * index.numel, 16.0 * index.numel, "none")
-    return assign(call, main, (r"radix|sort|scan|histogram|unique|arange|with_index", pairs))
+    return assign(
+        call,
+        whole,
+        (r"compute_grad_weight", sum_rows),
+        (r"sum_and_scatter", scatter),
+        (r"radix|sort|scan|histogram|unique|arange|with_index|krn_|segment|compact", pairs),
+        whole=whole,
+    )
 
 
 @cost("aten::embedding_renorm_")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from advisor.roofline.costs.args import (
-    SECTOR_BYTES,
     Unknown,
     broadcast,
     footprint,
@@ -15,13 +14,21 @@ from advisor.roofline.costs.args import (
     vector_pipe,
 )
 from advisor.roofline.costs.conventions import ADD, EXP, FMA, LOG, MUL, SIGMOID
-from advisor.roofline.costs.model import Cost, OpCall
+from advisor.roofline.costs.model import Cost, OpCall, Tensor
 from advisor.roofline.costs.registry import cost
+from advisor.roofline.costs.traffic import FETCH_BYTES, distinct
 
 
-def _picked(count: int, width: float) -> float:
-    """Bytes fetched to read `count` single elements, each from a row of its own: a sector for each."""
-    return count * max(width, SECTOR_BYTES)
+def _picked(scores: Tensor, target: Tensor) -> float:
+    """Bytes fetched to read one class of each position.
+
+    Where classes lie side by side that is a fetch for each; where positions do (images), neighbours that pick
+    the same class share one.
+    """
+    classes = scores.shape[1] if len(scores.shape) > 1 else scores.numel
+    side_by_side = scores.strides is None or len(scores.shape) < 3 or scores.strides[1] == 1
+    together = 1.0 if side_by_side else max(1.0, FETCH_BYTES / itemsize(scores.dtype))
+    return target.numel / together * distinct(together, classes) * FETCH_BYTES
 
 
 @cost("aten::nll_loss_forward", "aten::nll_loss2d_forward")
@@ -29,7 +36,7 @@ def nll_forward(call: OpCall) -> Cost:
     """Reads the targets and, of each row of log-probabilities, the target's entry alone."""
     scores, target, weight = tensor(call, 0), tensor(call, 1), optional(call, 2)
     width = itemsize(scores.dtype)
-    read = footprint(target) + min(_picked(target.numel, width), footprint(scores))
+    read = footprint(target) + min(_picked(scores, target), footprint(scores))
     read += footprint(weight) if weight else 0.0
     return Cost(float(FMA * target.numel), read, 2 * width, vector_pipe(scores.dtype))
 

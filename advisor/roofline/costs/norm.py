@@ -1,7 +1,10 @@
 """Normalisation layers: FLOPs an element as ATen's kernels were seen to execute them on an H200.
 
 Layer norm forward 19 (Welford's update), its input gradient 15 and its weight gradients 5; RMS norm forward
-4; batch norm in training 14.
+4; batch norm in training 14. ``RowwiseMoments``, which rows of unaligned width and group norm take, divides
+in full precision at each element: 66, and the kernel that applies its moments 4.
+
+ATen's kernels of 128 threads a row visit long rows twice, and fetch again what the cache has lost by then.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ from advisor.roofline.costs.registry import Result, assign, cost
 from advisor.roofline.costs.traffic import missed
 
 _LAYER_FORWARD, _LAYER_INPUT, _LAYER_WEIGHT = 19, 15, 5
+_MOMENTS, _APPLY = 66, 4
 _RMS_FORWARD, _RMS_INPUT, _RMS_WEIGHT = 4, 10, 3
 _BATCH_FORWARD, _BATCH_EVAL, _BATCH_BACKWARD = 14, 2, 14
 _WEIGHT_KERNEL = r"gammabeta|gamma_beta|partgrad|gradgamma|dgamma|dweight"
@@ -55,9 +59,20 @@ def row_forward(call: OpCall) -> Result:
     rows = _rows(x, weight)
     statistics = rows * 4.0 * (1 if is_rms else 2)
     flops = float((_RMS_FORWARD if is_rms else _LAYER_FORWARD) * x.numel)
-    whole = Cost(flops, footprint(x) + _small(weight, bias), _like(x) + statistics, vector_pipe(x.dtype))
-    moments = Cost(flops / 2, footprint(x), statistics, whole.pipe)
-    return assign(call, whole, (r"rowwisemoments", moments))
+    once, pipe = footprint(x) + _small(weight, bias), vector_pipe(x.dtype)
+    again = _visited_twice(call, footprint(x), _like(x), rows)
+    main = Cost(flops, once + again, _like(x) + statistics, pipe, again)
+    moments = Cost(float(_MOMENTS * x.numel), footprint(x), statistics, pipe)
+    apply = Cost(float(_APPLY * x.numel), once + statistics, _like(x), pipe)
+    whole = Cost(flops, once, _like(x) + statistics, pipe)
+    return assign(call, main, (r"rowwisemoments", moments), (r"layernormforward", apply), whole=whole)
+
+
+def _visited_twice(call: OpCall, read: float, written: float, rows: int) -> float:
+    """Bytes of rows that ``vectorized`` kernels fetch for a second visit."""
+    if not any("vectorized" in launch.name for launch in call.launches):
+        return 0.0
+    return read * missed(call, (read + written) / rows, rows, small_blocks=True)
 
 
 @cost("aten::native_layer_norm_backward", "aten::_fused_rms_norm_backward")
@@ -71,15 +86,20 @@ def row_backward(call: OpCall) -> Result:
     statistics = _small(*(tensors(call, 3) if is_rms else tensors(call, 3, 4)))
     both = footprint(grad) + footprint(x) + statistics
     pipe = vector_pipe(x.dtype)
+    again = _visited_twice(call, footprint(grad) + footprint(x), _like(x), _rows(x, weight))
     of_input = Cost(
-        float((_RMS_INPUT if is_rms else _LAYER_INPUT) * x.numel), both + _small(weight), _like(x), pipe
+        float((_RMS_INPUT if is_rms else _LAYER_INPUT) * x.numel),
+        both + _small(weight) + again,
+        _like(x),
+        pipe,
+        again,
     )
     weights = 0.0 if weight is None else _like(weight) * (1 if is_rms else 2)
     of_weight = Cost(float((_RMS_WEIGHT if is_rms else _LAYER_WEIGHT) * x.numel), both, weights, pipe)
     whole = of_input
     if weight is not None:
         whole = Cost(
-            of_input.flops + of_weight.flops, of_input.bytes_read, of_input.bytes_written + weights, pipe
+            of_input.flops + of_weight.flops, both + _small(weight), of_input.bytes_written + weights, pipe
         )
     return assign(call, of_input, (_WEIGHT_KERNEL, of_weight), whole=whole)
 
@@ -91,7 +111,7 @@ def group_forward(call: OpCall) -> Result:
     whole = Cost(
         float(_LAYER_FORWARD * x.numel), footprint(x) + _small(weight, bias), _like(x), vector_pipe(x.dtype)
     )
-    moments = Cost(float(_LAYER_FORWARD - 2) * x.numel, footprint(x), 0.0, whole.pipe)
+    moments = Cost(float(_MOMENTS * x.numel), footprint(x), 0.0, whole.pipe)
     small = _small(weight, bias)
     fused = Cost(small, small, small, whole.pipe)
     apply = Cost(2.0 * x.numel, footprint(x), _like(x), whole.pipe)

@@ -22,6 +22,7 @@ from advisor.roofline.costs.conventions import (
     FMA,
     GELU,
     LOG,
+    LOG1P,
     MUL,
     POW,
     RSQRT,
@@ -39,14 +40,15 @@ UNARY = {
     "abs": 0, "neg": 0, "negative": 0, "sign": 0, "sgn": 0, "signbit": 0, "positive": 0, "floor": 0,
     "ceil": 0, "round": 0, "trunc": 0, "frac": ADD, "square": MUL, "reciprocal": DIV, "sqrt": SQRT,
     "rsqrt": RSQRT, "exp": EXP, "exp2": EXP, "expm1": EXP, "log": LOG, "log2": LOG, "log10": LOG,
-    "log1p": LOG, "sin": TRIG, "cos": TRIG, "tan": TRIG, "asin": TRIG, "acos": TRIG, "atan": TRIG,
+    "log1p": LOG1P, "sin": TRIG, "cos": TRIG, "tan": TRIG, "asin": TRIG, "acos": TRIG, "atan": TRIG,
     "sinh": TRIG, "cosh": TRIG, "tanh": TANH, "sigmoid": SIGMOID, "erf": ERF, "erfc": ERF, "erfinv": ERF,
     "lgamma": 2 * LOG, "digamma": 2 * LOG, "logit": LOG + DIV, "sinc": TRIG + DIV, "relu": 0, "relu6": 0,
     "clamp_min": 0, "clamp_max": 0, "clamp": 0, "clip": 0, "hardtanh": 0, "threshold": 0, "hardshrink": 0,
     "softshrink": ADD, "leaky_relu": MUL, "elu": EXP + FMA, "selu": EXP + FMA, "celu": EXP + FMA,
-    "gelu": GELU, "silu": SILU, "mish": 2 * EXP + DIV, "hardsigmoid": FMA, "hardswish": FMA + MUL,
-    "softplus": EXP + LOG, "log_sigmoid": EXP + LOG, "log_sigmoid_forward": EXP + LOG, "conj_physical": 0,
-    "nan_to_num": 0, "deg2rad": MUL, "rad2deg": MUL, "real": 0, "imag": 0, "angle": TRIG, "isnan": 0,
+    "gelu": GELU, "silu": SILU, "mish": EXP + LOG1P, "hardsigmoid": FMA, "hardswish": FMA + MUL,
+    "softplus": EXP + LOG1P, "log_sigmoid": EXP + LOG1P, "log_sigmoid_forward": EXP + LOG1P,
+    "conj_physical": 0, "nan_to_num": 0, "deg2rad": MUL, "rad2deg": MUL, "real": 0, "imag": 0,
+    "angle": TRIG, "isnan": 0,
     "isinf": 0, "isfinite": 0, "logical_not": 0, "bitwise_not": 0, "pow_scalar": POW, "i0": TRIG,
     "special_expit": SIGMOID, "special_erf": ERF, "mvlgamma": 2 * LOG,
 }  # fmt: skip
@@ -65,7 +67,7 @@ BINARY = {
     "silu_backward": SILU + 2 * FMA, "threshold_backward": 0, "sigmoid_backward": 3 * MUL,
     "tanh_backward": FMA + MUL, "hardtanh_backward": 0, "leaky_relu_backward": MUL,
     "elu_backward": EXP + MUL, "hardsigmoid_backward": MUL, "hardswish_backward": FMA + MUL,
-    "softplus_backward": SIGMOID + MUL, "mish_backward": 2 * EXP + DIV + 3 * FMA,
+    "softplus_backward": SIGMOID + MUL, "mish_backward": EXP + LOG1P + SIGMOID + 4 * FMA,
     "logit_backward": DIV + MUL, "softshrink_backward": 0, "hardshrink_backward": 0,
     "rrelu_with_noise_backward": MUL,
 }  # fmt: skip
@@ -74,6 +76,8 @@ TERNARY = {
     "addcmul": FMA + MUL, "addcdiv": DIV + FMA, "lerp": FMA + ADD, "where": 0, "_s_where": 0,
     "log_sigmoid_backward": SIGMOID + MUL, "_prelu_kernel_backward": FMA, "clamp_tensor": 0,
 }  # fmt: skip
+#: Operators whose tensors do not come first.
+_APART = {"elu_backward": (0, 5)}
 _OPERANDS = {**dict.fromkeys(UNARY, 1), **dict.fromkeys(BINARY, 2), **dict.fromkeys(TERNARY, 3)}
 #: FLOPs an element of every operator above; also read for the names that Inductor gives its fused kernels.
 FLOPS = {**UNARY, **BINARY, **TERNARY}
@@ -101,10 +105,11 @@ def elementwise(call: OpCall) -> Cost:
     name = call.name.removeprefix("aten::")
     in_place = name.endswith("_") and not name.endswith("__")
     name = name.rstrip("_") if in_place else name
-    operands = tensors(call, *range(_OPERANDS.get(name, 1)))
+    positions = _APART.get(name) or tuple(range(_OPERANDS.get(name, 1)))
+    operands = tensors(call, *positions)
     if not operands or len(operands) < min(len(call.inputs), 1):
         raise Unknown("operands not recorded")
-    _reject_unreadable(call, _OPERANDS.get(name, 1))
+    _reject_unreadable(call, positions)
     shape = broadcast(*(arg.shape for arg in operands))
     if in_place:
         if shape != operands[0].shape:
@@ -127,10 +132,10 @@ def elementwise(call: OpCall) -> Cost:
     )
 
 
-def _reject_unreadable(call: OpCall, count: int) -> None:
+def _reject_unreadable(call: OpCall, positions: tuple[int, ...]) -> None:
     """A tensor operand of unknown dtype or empty shape leaves the cost unknown."""
-    given = [arg for arg in call.inputs[:count] if arg is not None]
-    if len(given) != len(tensors(call, *range(count))):
+    given = [at for at in positions if at < len(call.inputs) and call.inputs[at] is not None]
+    if len(given) != len(tensors(call, *given)):
         raise Unknown("an operand cannot be read")
 
 

@@ -15,8 +15,13 @@ from advisor.roofline.costs.tiles import tile
 #: Half of the L2 holds an operand that all blocks share: the other half sits behind the chip's other
 #: partition.
 _SHARED = 0.5
-#: Of the L2, what a block's own data may fill before it is pushed out (see `missed`).
-_OWN = 0.8
+#: Of the L2, what the data of the blocks that run may fill before it is pushed out (see `missed`): kernels
+#: of a few large blocks a multiprocessor, and of many small ones.
+_KEPT_OF_LARGE, _KEPT_OF_SMALL = 0.95, 0.8
+#: Blocks of 1024 and of 128 threads that a multiprocessor of 2048 holds.
+_LARGE_BLOCKS, _SMALL_BLOCKS = 2, 16
+#: An H200 fetches two sectors of 32 bytes for a single element.
+FETCH_BYTES = 64
 
 
 def cache_bytes(call: OpCall) -> float | None:
@@ -37,22 +42,30 @@ def sm_count(call: OpCall) -> int | None:
     return count if isinstance(count, int) and count > 0 else None
 
 
-def missed(call: OpCall, bytes_per_block: float, blocks: float) -> float:
+def missed(call: OpCall, bytes_per_block: float, blocks: float, small_blocks: bool = False) -> float:
     """The share of its data that a block has to fetch again on a second visit.
 
-    ``1 - (0.8 l2 / working set)^2``, fitted to an H200's counters: softmax over rows of 201 kB misses 0.78
-    and its backward 0.9, batch norm over channels of 1.6 MB 1.0; rows half as wide hit.
+    ``1 - (kept l2 / working set)^2``, fitted to an H200's counters: softmax over rows of 201 kB misses 0.68
+    and its backward 0.9, over 128 kB 0.2 and 0.7; batch norm over channels of 1.6 MB 1.0; a layer norm of 128
+    threads a row misses 0.65 of 20 kB rows, and none of 10 kB.
 
     Args:
         call: carries the device's sizes.
         bytes_per_block: read and written by a block between two visits of an element.
-        blocks: the blocks there are; at most two a multiprocessor run at once.
+        blocks: the blocks there are; as many as fit the multiprocessors run at once.
+        small_blocks: of 128 threads, else of 1024.
     """
     cache, processors = cache_bytes(call), sm_count(call)
     if cache is None or processors is None:
         return 0.0
-    working_set = bytes_per_block * min(blocks, 2 * processors)
-    return max(0.0, 1 - (_OWN * cache / working_set) ** 2)
+    resident, kept = (_SMALL_BLOCKS, _KEPT_OF_SMALL) if small_blocks else (_LARGE_BLOCKS, _KEPT_OF_LARGE)
+    working_set = bytes_per_block * min(blocks, resident * processors)
+    return max(0.0, 1 - (kept * cache / working_set) ** 2)
+
+
+def distinct(draws: float, population: float) -> float:
+    """How many of a population are seen in so many draws, if each is as likely: values are not recorded."""
+    return -population * math.expm1(-draws / population)
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 import pytest
 
 from advisor.roofline.costs import Launch, launch_costs, op_cost
-from tests.roofline.costs.calls import BF16, FP16, FP32, INT64, call
+from tests.roofline.costs.calls import BF16, FP16, FP32, H200, INT64, call
 
 BIG, ROW = (8192, 4096), (4096,)
 N = 8192 * 4096
@@ -116,3 +116,21 @@ def test_several_kernels_of_a_pointwise_operator_share_its_cost():
         call("aten::add", (BIG, BF16), (BIG, BF16), "1", kernels=[Launch("k", 10), Launch("k", 30)])
     )
     assert [half.bytes_read for half in halves] == [N, 3 * N]
+
+
+def test_a_gradient_whose_tensors_are_not_the_first_arguments_reads_both():
+    x = ((64, 64), FP32)
+    found = op_cost(call("aten::elu_backward", x, "1.", "1", "1", "False", x))
+    assert found.bytes_read == 2 * 4 * 64 * 64
+
+
+def test_joining_pieces_shorter_than_a_sector_fetches_the_result_for_each():
+    # GIVEN three columns side by side: an H200 read 569 MB where they hold 144
+    kernels = ["CatArrayBatchedCopy_alignedK_contig<at::native::OpaqueType<4u>, unsigned int, 2, 128, 1, 16>"]
+    columns = [[12_000_000, 1]] * 3
+    (found,) = launch_costs(call("aten::cat", columns, "1", kernels=kernels, settings=H200))
+    assert found.bytes_read == pytest.approx(569e6, rel=0.05)
+    assert found.bytes_read - found.bytes_reread == 144e6
+    # AND where the pieces are long nothing is
+    (found,) = launch_costs(call("aten::cat", columns, "0", kernels=kernels, settings=H200))
+    assert found.bytes_reread == 0

@@ -158,3 +158,27 @@ def test_without_recorded_values_the_kernels_name_tells_training_from_inference(
 
     assert found("cudnn::bn_fw_tr_1C11_singleread").flops > found("cudnn::bn_fw_inf_1C11_kernel_NCHW").flops
     assert found("who_knows") is None
+
+
+def test_long_rows_of_a_layer_norm_are_fetched_for_both_visits():
+    # GIVEN rows of 20 kB, of which an H200 read 222 MB where x has 134; and of 3 kB, read once
+    kernel = "at::native::(anonymous namespace)::vectorized_layer_norm_kernel<float, float, false>"
+
+    def norm(rows, width):
+        shapes = ((rows, width), FP32), None, ((width,), FP32), ((width,), FP32)
+        (found,) = launch_costs(
+            call("aten::native_layer_norm", *shapes, "1e-5", kernels=[kernel], settings=H200)
+        )
+        return found
+
+    assert norm(6553, 5120).bytes_read == pytest.approx(222e6, rel=0.05)
+    assert norm(43690, 768).bytes_reread == 0
+
+
+def test_unaligned_rows_take_a_kernel_for_moments_that_computes_most():
+    # GIVEN rows of 1001: an H200 counted 2.234e9 FLOPs for the moments and 1.342e8 to apply them
+    kernels = ["RowwiseMomentsCUDAKernel<float, float, false>", "LayerNormForwardCUDAKernel<float, float>"]
+    shapes = ((33520, 1001), FP32), None, ((1001,), FP32), ((1001,), FP32)
+    moments, apply = launch_costs(call("aten::native_layer_norm", *shapes, "1e-5", kernels=kernels))
+    assert moments.flops == pytest.approx(2.234e9, rel=0.02)
+    assert apply.flops == pytest.approx(1.342e8, rel=0.02)

@@ -141,7 +141,22 @@ def test_a_fused_kernels_arguments_are_its_bytes():
     )
     size = 2 * 8192 * 3072
     assert (found.bytes_read, found.bytes_written) == (size, size)
-    assert found.flops == 8192 * 3072  # gelu counts one, view none
+    assert found.flops == 19 * 8192 * 3072  # gelu as its eager kernel, view none
+
+
+def test_an_operator_whose_gradient_is_named_too_is_part_of_it():
+    both = op_cost(call("triton_poi_fused_silu_silu_backward_0", *[((64, 64), BF16)] * 3))
+    gradient = op_cost(call("triton_poi_fused_silu_backward_0", *[((64, 64), BF16)] * 3))
+    assert both.flops == gradient.flops
+
+
+def test_a_norms_gradient_that_ends_in_partial_sums_writes_the_one_before_too():
+    x = ((1000, 3072), BF16)
+    found = op_cost(
+        call("triton_per_fused_native_layer_norm_backward_0", x, ((3072,), BF16), x, x, ((38400,), FP32))
+    )
+    assert found.bytes_read == 2 * 2 * 1000 * 3072 + 2 * 3072
+    assert found.bytes_written == 2 * 1000 * 3072 + 4 * 38400
 
 
 def test_a_fused_lookup_reads_the_rows_picked():
@@ -172,3 +187,31 @@ def test_a_sum_in_a_named_dtype_writes_that_dtype():
 def test_a_named_dtype_that_is_new_to_us_leaves_the_cost_unknown():
     assert op_cost(call("aten::_to_copy", ((4, 8), BF16), "99")) is None
     assert op_cost(call("aten::_to_copy", ((4, 8), BF16), "6")).bytes_written == 4 * 32
+
+
+def test_a_recurrent_layers_products_are_those_of_cudnns_order():
+    # GIVEN an LSTM of 6 steps: an H200 counted 1.288e10 FLOPs for all inputs, 2.147e9 for a step's state
+    x, weights, state = ((6, 256, 1024), FP16), [[4096, 1024], [4096, 1024]], ((1, 256, 1024), FP16)
+    mode = ("2", "1024", "0", "1", "False", "0.", "True", "False", "[]")
+    step = ["nvjet_sm90_hsh_128x64_64x8_1x2_h_bz_NNT", "elemWiseRNNcell<__half>"]
+    forward = ["region_transform_ABC_val", "nvjet_sm90_hsh_128x192_64x5_2x1_v_bz_coopB_NNN", *step * 6]
+    found = launch_costs(
+        call("aten::_cudnn_rnn", x, weights, "4", None, state, state, *mode, None, kernels=forward)
+    )
+    assert [cost.flops for cost in found if cost.pipe == "tensor_fp16"] == pytest.approx(
+        [1.288e10] + [2.147e9] * 6, rel=1e-3
+    )
+    assert found[0].bytes_read == 2 * 4096 * 1024
+    # AND its backward: as many for the steps' states, the input, then weights from 1, 5 and all steps
+    back = [
+        *["LSTM_elementWise_bp1<__half>", "nvjet_sm90_hsh_64x64_64x13_2x1_v_bz_splitK_NNT"] * 6,
+        "nvjet_sm90_hsh_128x96_64x7_1x2_h_bz_NNT",
+        "GENERIC_elementWise_bp2<__half>",
+        *["nvjet_sm90_hsh_256x128_64x4_1x2_h_badd_coopA_NTT"] * 3,
+    ]
+    arguments = (x, weights, "4", None, state, state, x, x, None, None, *mode, None)
+    found = launch_costs(call("aten::_cudnn_rnn_backward", *arguments, kernels=back))
+    # The input's gradient has 1024 columns in tiles of 96 or 128: 1056 along n with this kernel.
+    multiplied = [cost.flops for cost in found if cost.pipe == "tensor_fp16"]
+    assert multiplied[:6] == pytest.approx([2.147e9] * 6, rel=1e-3)
+    assert multiplied[7:] == pytest.approx([2.147e9, 1.074e10, 1.288e10], rel=1e-3)
