@@ -83,6 +83,7 @@ def row(example: str, variant: str, outcome: dict[str, Any], reference: dict[str
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     options.add_argument("--examples", nargs="+", default=["gpt", "vit", "resnet"])
+    options.add_argument("--variants", nargs="+", default=list(VARIANTS), choices=list(VARIANTS))
     options.add_argument("--steps", type=int, default=120)
     options.add_argument("--warmup-steps", type=int, default=50)
     options.add_argument("--lightning", choices=["lightning.pytorch", "pytorch_lightning"])
@@ -92,21 +93,26 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         for example in args.examples:
             results[example] = {}
-            for variant in VARIANTS:
+            for variant in args.variants:
                 outcome = run(example, variant, args, folder)
                 outcome.pop("trace", None)
                 outcome.pop("report", None)
                 results[example][variant] = outcome
-                print(row(example, variant, outcome, results[example]["without"]), flush=True)
+                reference = results[example][args.variants[0]]
+                print(row(example, variant, outcome, reference), flush=True)
+            write(args.out, results)
+    print(f"written to {args.out}")
+
+
+def write(path: Path, results: dict[str, Any]) -> None:
     record = {
         "command": "python benchmarks/observer_effect.py " + " ".join(sys.argv[1:]),
         "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d"),
         **device_and_versions(),
         "results": results,
     }
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.write_text(json.dumps(record, indent=1) + "\n")
-    print(f"written to {args.out}")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(record, indent=1) + "\n")
 
 
 if __name__ == "__main__":
