@@ -178,6 +178,11 @@ def _names(row: Row) -> set[str]:
     return {_normalise(name) for name in (row.key, row.title, *row.aliases)}
 
 
+def _solid(name: str) -> str:
+    """A name as people type it: ``rtx5090``."""
+    return re.sub(r"[\s-]", "", name)
+
+
 def _matches(row: Row, name: str) -> bool:
     return any(pattern.fullmatch(name) for pattern in row.match)
 
@@ -186,7 +191,11 @@ def _row_of_name(rows: Mapping[str, Row], override: str) -> Row:
     name = _normalise(override)
     named = [row for row in rows.values() if name in _names(row)]
     # `_names` comes first: "h100" is an alias, and a pattern of no other row may claim it.
-    found = named or [row for row in rows.values() if _matches(row, name)]
+    found = (
+        named
+        or [row for row in rows.values() if _matches(row, name)]
+        or [row for row in rows.values() if _solid(name) in map(_solid, _names(row))]
+    )
     if len(found) == 1:
         return found[0]
     if found:

@@ -135,6 +135,9 @@ def test_a_name_that_fits_two_rows_is_left_unknown_and_names_both() -> None:
         ("GeForce RTX 4090", "rtx-4090"),
         ("v100", "v100-sxm2-32gb"),
         ("MI300X", "mi300x"),
+        ("rtx5090", "rtx-5090"),
+        ("RTX 2080Ti", "rtx-2080-ti"),
+        ("a100sxm80gb", "a100-sxm-80gb"),
     ],
 )
 def test_the_user_may_give_a_row_a_marketing_or_a_driver_name(given: str, row: str) -> None:
