@@ -1,13 +1,13 @@
 """Functions of one fp32 block, for use inside kernels.
 
-The activations go by name, as a constexpr string: ``none``, ``relu``, ``silu``, ``gelu`` (exact, by erf) and
-``gelu_tanh``. With s = sigmoid(2u) and u = sqrt(2/pi) (x + 0.044715 x^3), the tanh form of GELU is x s, since
-(1 + tanh u) / 2 = sigmoid(2u): no tanh, and no cancellation for negative x.
+The activations go by name, as a constexpr string: ``none``, ``relu``, ``relu_squared``, ``silu``, ``gelu``
+(exact, by erf) and ``gelu_tanh``. With s = sigmoid(2u) and u = sqrt(2/pi) (x + 0.044715 x^3), the tanh form of
+GELU is x s, since (1 + tanh u) / 2 = sigmoid(2u): no tanh, and no cancellation for negative x.
 """
 
 from ._triton import tl, triton
 
-ACTIVATIONS = ("none", "relu", "silu", "gelu", "gelu_tanh")
+ACTIVATIONS = ("none", "relu", "relu_squared", "silu", "gelu", "gelu_tanh")
 
 
 @triton.jit
@@ -32,6 +32,8 @@ def activation(x, NAME: tl.constexpr):
     if NAME == "relu":
         # Written so that NaN stays NaN.
         y = tl.where(x <= 0.0, 0.0, x)
+    elif NAME == "relu_squared":
+        y = tl.where(x <= 0.0, 0.0, x * x)
     elif NAME == "silu":
         y = x * sigmoid(x)
     elif NAME == "gelu":
@@ -48,6 +50,8 @@ def activation_gradient(x, NAME: tl.constexpr):
     """The derivative of the activation `NAME` at x."""
     if NAME == "relu":
         g = tl.where(x <= 0.0, 0.0, 1.0)
+    elif NAME == "relu_squared":
+        g = tl.where(x <= 0.0, 0.0, 2.0 * x)
     elif NAME == "silu":
         s = sigmoid(x)
         g = s * (1.0 + x * (1.0 - s))

@@ -45,6 +45,7 @@ def _torch_activation(name: str, x: Tensor) -> Tensor:
     return {
         "none": lambda: x,
         "relu": lambda: F.relu(x),
+        "relu_squared": lambda: F.relu(x).square(),
         "silu": lambda: F.silu(x),
         "gelu": lambda: F.gelu(x),
         "gelu_tanh": lambda: F.gelu(x, approximate="tanh"),
