@@ -209,11 +209,11 @@ class _Calls:
         return self._known_around[op]
 
     def _is_composite(self, op: int, found: Sequence[Cost | None], rows: Sequence[int]) -> bool:
+        if not self._whole_operators and all(self._op_of_row[row] == op for row in rows):
+            # What it launched itself it did itself: squares, say, before a mean inside.
+            return False
         flops, nbytes = _amount(found)
         inside_flops, inside_bytes = self._inside[op]
-        if flops == 0 and all(self._op_of_row[row] == op for row in rows):
-            # What it launched itself it does itself: a sum of booleans, after a copy to integers.
-            return False
         if flops > 0:
             return inside_flops >= _COMPOSITE_FLOPS * flops
         return inside_bytes >= _COMPOSITE_BYTES * nbytes

@@ -36,7 +36,7 @@ _LIGHTNING = re.compile(
     r"(?P<validation>\[Strategy\].*\.validation_step|\.val_next)"
     r")$"
 )
-_COLLECTIVE = re.compile(r"^(?:void )?\W*(?:nccl|rccl|msccl)", re.I)
+_COLLECTIVE = re.compile(r"^(?:(?:void )?\W*(?:nccl|rccl|msccl)|.*?multimem_(?:all_|one_))", re.I)
 _LOSS = re.compile(r"loss|cross_entropy")
 _ENGINE = re.compile(
     r"^(?:autograd::engine::evaluate_function\b|(?:struct )?torch::autograd::|\w+Backward\d*$)"

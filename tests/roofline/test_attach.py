@@ -70,6 +70,15 @@ def test_a_copy_inside_an_operator_does_not_take_its_cost_away() -> None:
     assert flops_of(builder)["vectorized_layer_norm_kernel"] > 0
 
 
+def test_what_an_operator_launched_itself_is_its_own_whatever_is_inside_it() -> None:
+    # GIVEN squares of differences, and inside the same operator the mean of them
+    shape = [64, 128]
+    builder = Builder().op("aten::mse_loss", 0, 90, dims=[shape, shape, []])
+    builder.launch("mse_kernel", 5, at=100, dur=9)
+    builder.op("aten::mean", 20, 20, dims=[shape]).launch("reduce_kernel", 30, at=120, dur=9)
+    assert flops_of(builder) == {"mse_kernel": 2 * 64 * 128, "reduce_kernel": 64 * 128}
+
+
 def test_a_memset_does_not_keep_the_kernel_beside_it_from_the_operator_around() -> None:
     builder = Builder().op("aten::matmul", 0, 50, dims=[A, B]).op("aten::mm", 5, 20)
     builder.launch("Memset (Device)", 7, at=90, dur=1, cat="gpu_memset", bytes=4)

@@ -211,6 +211,7 @@ def test_names_of_the_autograd_engine(name, expected) -> None:
         ("ncclKernel_AllReduce_RING_LL_Sum_float(ncclWorkElem)", True),
         ("void ncclDevKernel_SendRecv()", True),
         ("rcclGenericKernel", True),
+        ("void (anonymous namespace)::multimem_all_reduce_kernel<c10::BFloat16, 16>(c10::BFloat16*)", True),
         ("my_nccl_free_kernel", False),
     ],
 )

@@ -15,7 +15,7 @@ import re
 from dataclasses import dataclass
 
 from advisor.roofline.costs import roles
-from advisor.roofline.costs.args import Unknown, flag, footprint, integer, itemsize, optional, tensor
+from advisor.roofline.costs.args import Unknown, flag, footprint, integer, itemsize, optional, tensor, text
 from advisor.roofline.costs.model import Cost, OpCall, Tensor
 from advisor.roofline.costs.registry import Result, cost, split
 from advisor.roofline.costs.tiles import whole
@@ -36,12 +36,16 @@ class _Layout:
         causal: position of the flag, or of ``custom_mask_type``.
         cumulative: position of the cumulative lengths of packed sequences, or None.
         bias: position of an additive mask, or None.
+        windows: positions of a sliding window's sizes; -1 for none.
+        paged: positions of tensors that keep keys elsewhere than in the arguments: new keys, a page table.
     """
 
     heads_first: bool
     causal: int
     cumulative: int | None = None
     bias: int | None = None
+    windows: tuple[int, ...] = ()
+    paged: tuple[int, ...] = ()
 
 
 _FORWARD = {
@@ -53,7 +57,8 @@ _FORWARD = {
     "aten::_flash_attention_forward": _Layout(False, 8, cumulative=3),
     "aten::_efficient_attention_forward": _Layout(False, 9, cumulative=4, bias=3),
     "aten::_cudnn_attention_forward": _Layout(True, 10, cumulative=4, bias=3),
-    "flash_attn::_flash_attn_forward": _Layout(False, 5),
+    "flash_attn::_flash_attn_forward": _Layout(False, 5, windows=(6, 7)),
+    "flash_attn_3::fwd": _Layout(False, 24, cumulative=7, windows=(25, 26), paged=(3, 14)),
     "xformers::efficient_attention_forward_cutlass": _Layout(False, 10, cumulative=4, bias=3),
 }
 _BACKWARD = {
@@ -64,7 +69,8 @@ _BACKWARD = {
     "aten::_flash_attention_backward": _Layout(False, 11, cumulative=6),
     "aten::_efficient_attention_backward": _Layout(False, 14, cumulative=6, bias=4),
     "aten::_cudnn_attention_backward": _Layout(True, 14, cumulative=9, bias=8),
-    "flash_attn::_flash_attn_backward": _Layout(False, 11),
+    "flash_attn::_flash_attn_backward": _Layout(False, 11, windows=(12, 13)),
+    "flash_attn_3::bwd": _Layout(False, 16, cumulative=9, windows=(17, 18)),
 }
 
 
@@ -124,6 +130,10 @@ def causal_pairs(queries: int, keys: int, tile: int) -> float:
 def _work(call: OpCall, layout: _Layout, q: Tensor, k: Tensor, v: Tensor) -> _Work:
     if layout.cumulative is not None and optional(call, layout.cumulative) is not None:
         raise Unknown("packed sequences: their lengths are not recorded")
+    if any(text(call, at) not in ("", "-1", "None") for at in layout.windows):
+        raise Unknown("a sliding window")
+    if any(optional(call, at) is not None for at in layout.paged):
+        raise Unknown("keys in a cache: their length is not recorded")
     if not len(q.shape) == len(k.shape) == len(v.shape) == 4:
         raise Unknown("not four-dimensional")
     heads, tokens = (1, 2) if layout.heads_first else (2, 1)

@@ -219,3 +219,20 @@ def copy_lists(call: OpCall) -> Cost:
     if not sizes:
         raise Unknown("list not recorded")
     return _move(max(sizes), max(sizes))
+
+
+@cost("_C::static_scaled_fp8_quant", "_C::dynamic_scaled_fp8_quant")
+def quantise(call: OpCall) -> Cost:
+    """vLLM's cast to fp8: (out, x, scale); a multiplication an element."""
+    out, x = tensor(call, 0), tensor(call, 1)
+    if out.numel != x.numel:
+        raise Unknown("input and output differ in size")
+    return Cost(float(x.numel), footprint(x), out.numel * itemsize(out.dtype), "vector_fp32")
+
+
+@cost("_C_cache_ops::reshape_and_cache_flash", "_C_cache_ops::reshape_and_cache")
+def into_cache(call: OpCall) -> Cost:
+    """vLLM's writing of keys and values to their slots: as many elements, in the cache's dtype."""
+    key, value, cache, slots = (tensor(call, at) for at in (0, 1, 2, 4))
+    read = footprint(key) + footprint(value) + footprint(slots)
+    return _move(read, (key.numel + value.numel) * itemsize(cache.dtype))

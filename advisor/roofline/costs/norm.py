@@ -104,6 +104,38 @@ def row_backward(call: OpCall) -> Result:
     return assign(call, of_input, (_WEIGHT_KERNEL, of_weight), whole=whole)
 
 
+@cost(
+    "LigerRMSNormFunction",
+    "LigerLayerNormFunction",
+    "FusedRMSNormAffineFunction",
+    "FusedLayerNormAffineFunction",
+)
+def library_forward(call: OpCall) -> Cost:
+    """Liger's and Apex's autograd functions: x, weight (and bias), like ATen's."""
+    x, weight, bias = tensor(call, 0), tensor(call, 1), optional(call, 2)
+    is_rms = "RMS" in call.name
+    statistics = _rows(x, weight) * 4.0 * (1 if is_rms else 2)
+    return Cost(
+        float((_RMS_FORWARD if is_rms else _LAYER_FORWARD) * x.numel),
+        footprint(x) + _small(weight, None if is_rms else bias),
+        _like(x) + statistics,
+        vector_pipe(x.dtype),
+    )
+
+
+@cost("_C::rms_norm", "_C::fused_add_rms_norm", "sgl_kernel::rmsnorm", "sgl_kernel::fused_add_rmsnorm")
+def serving_rms(call: OpCall) -> Cost:
+    """vLLM's and SGLang's: (out, x, weight), or (x, residual, weight), whose sum is kept as the residual."""
+    first, second, weight = tensor(call, 0), tensor(call, 1), tensor(call, 2)
+    _rows(first, weight)
+    if first.shape != second.shape:
+        raise Unknown("input and output or residual differ in shape")
+    adds = "fused_add" in call.name
+    read = footprint(second) + _small(weight) + (footprint(first) if adds else 0.0)
+    written = _like(first) * (2 if adds else 1)
+    return Cost(float((_RMS_FORWARD + adds) * first.numel), read, written, vector_pipe(first.dtype))
+
+
 @cost("aten::native_group_norm")
 def group_forward(call: OpCall) -> Result:
     """A kernel for each group's moments, a small one for the fused scale and shift, one that applies them."""
