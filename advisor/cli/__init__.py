@@ -65,8 +65,11 @@ def main(args: list[str] | None = None) -> None:
         error.show()
         sys.exit(2)
     except AdvisorError as error:
-        click.echo(f"advisor: {error}", err=True)
+        click.echo(f"advisor: {_shown(error)}", err=True)
         sys.exit(error.exit_code)
+    except MemoryError:
+        click.echo("advisor: there is not enough memory for this; capture fewer steps", err=True)
+        sys.exit(3)
     except BrokenPipeError:
         # The reader has left, as in `advisor ... | head`; the interpreter must not try to flush again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -74,8 +77,13 @@ def main(args: list[str] | None = None) -> None:
     except Exception as error:
         if os.environ.get(DEBUG_VARIABLE):
             raise
-        click.echo(f"advisor: {_unexpected(error)}", err=True)
+        click.echo(f"advisor: {_shown(_unexpected(error))}", err=True)
         sys.exit(1)
+
+
+def _shown(message: object) -> str:
+    """The message with nothing in it that steers a terminal: it may hold a stranger's file names."""
+    return "".join(char if char.isprintable() or char == "\n" else "\ufffd" for char in str(message))
 
 
 def _unexpected(error: Exception) -> str:

@@ -10,7 +10,6 @@ import sys
 import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from isal import igzip
@@ -26,6 +25,9 @@ _NOT_TRACES = re.compile(r"^(report|context|journal)\b.*\.json$|\.(context|repor
 _ISAL_ERROR = cast("type[Exception]", IsalError)
 _GZIP_MAGIC = b"\x1f\x8b"
 _PIECE_BYTES = 2 << 20
+#: What unpacks to this much, and to this many times its size, is no trace: the most alike events reach 60.
+_BOMB_BYTES = 1 << 30
+_BOMB_RATIO = 200
 _BITE_BYTES = 4096
 _RANK = re.compile(r"rank[-_. ]?(\d{1,6})(?!\d)", re.IGNORECASE)
 
@@ -108,6 +110,10 @@ class Source:
             stored = self.size_bytes if self._stored is None else len(self._stored)
             with self._open() as file:
                 self._gzip = file.read(2) == _GZIP_MAGIC
+        #: In pieces a bomb is harmless; what is held whole without the user's word on its size is not.
+        self._whole_limit = self._limit
+        if self._gzip and limit_bytes is None:
+            self._whole_limit = min(self._limit, max(_BOMB_BYTES, _BOMB_RATIO * (stored or 0)))
         if not stored:
             raise InputError(f"{path}: the file is empty")
         if stored > self._limit:
@@ -119,19 +125,22 @@ class Source:
         Raises:
             BrokenGzip: the compressed stream breaks off or is damaged here.
         """
+        yield from self._unpacked(self._limit)
+
+    def _unpacked(self, limit: int) -> Iterator[bytes]:
         total = 0
         with self._errors(), self._open() as file:
             stream = igzip.GzipFile(fileobj=file) if self._gzip else file
             while piece := _next_piece(stream):
                 total += len(piece)
-                if total > self._limit:
-                    raise self._too_large()
+                if total > limit:
+                    raise self._too_large(limit)
                 yield piece
 
     def whole(self) -> tuple[bytes, bool]:
         """The uncompressed content, up to where the gzip stream breaks off, and whether it does."""
         try:
-            return _gathered(self.pieces()), False
+            return _gathered(self._unpacked(self._whole_limit)), False
         except BrokenGzip:
             pass
         with self._errors(), self._open() as file:
@@ -153,8 +162,8 @@ class Source:
                 pieces, file = _unpacked_to_the_break(before, bite), io.BytesIO()
             for piece in pieces:
                 total += len(piece)
-                if total > self._limit:
-                    raise self._too_large()
+                if total > self._whole_limit:
+                    raise self._too_large(self._whole_limit)
                 yield piece
 
     def _open(self) -> BinaryIO:
@@ -168,10 +177,12 @@ class Source:
             why = getattr(error, "strerror", None) or error
             raise InputError(f"{self.path}: cannot be read: {why}") from error
 
-    def _too_large(self) -> InputError:
+    def _too_large(self, limit: int | None = None) -> InputError:
+        limit = self._limit if limit is None else limit
         return InputError(
-            f"{self.path}: larger than {self._limit / 1e9:.3g} GB unpacked, the most that is read; "
-            "raise it with --max-gb, or capture fewer steps"
+            f"{self.path}: larger than {limit / 1e9:.3g} GB unpacked, the most that is read"
+            + (f" of a file that grows {_BOMB_RATIO}-fold" if limit < self._limit else "")
+            + "; raise it with --max-gb, or capture fewer steps"
         )
 
 
@@ -191,7 +202,9 @@ def read_bytes(path: str, limit_bytes: int | None = None) -> tuple[bytes, int | 
 
 def _local_matches(path: str) -> list[str]:
     if os.path.isdir(path):
-        return [str(file) for file in Path(path).rglob("*") if file.is_file() and _is_trace_name(file.name)]
+        # Folders that may not be entered are passed over, and links to folders, which may go in circles.
+        inside = (os.path.join(folder, name) for folder, _, names in os.walk(path) for name in names)
+        return [file for file in inside if _is_trace_name(os.path.basename(file)) and os.path.isfile(file)]
     return [match for match in glob.glob(path, recursive=True) if os.path.isfile(match)]
 
 

@@ -233,3 +233,18 @@ def test_reports_on_all_ranks_of_a_real_job(run, shared: Path) -> None:
     code, out, _ = run(str(shared / "traces/public/ranks_dlrm"), "--json", "-")
     assert code == 0
     assert [r["rank"] for r in json.loads(out)["ranks"]] == list(range(8))
+
+
+def test_a_file_name_cannot_steer_the_terminal(run, folder: Path) -> None:
+    code, _, err = run("no\x1b[31m\u202esuch\x07.json")
+    assert code == 3
+    assert "no\ufffd[31m\ufffdsuch\ufffd.json" in err
+
+
+def test_too_little_memory_is_one_line(run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def exhausted(*args, **kwargs):
+        raise MemoryError
+
+    monkeypatch.setattr(build, "analyze_files", exhausted)
+    code, out, err = run("trace.json")
+    assert (code, out, err.count("\n")) == (3, "", 1)

@@ -12,6 +12,7 @@ import fsspec
 import pytest
 
 from advisor.errors import InputError
+from advisor.trace import sources
 from advisor.trace.read import read_trace
 from advisor.trace.sources import BrokenGzip, Source, find_traces, rank_in_name, read_bytes
 
@@ -144,6 +145,39 @@ def test_a_gzip_bomb_stops_at_the_limit(tmp_path: Path, cut: int) -> None:
         read_trace(path, limit_bytes=10_000_000)
     with pytest.raises(InputError, match="--max-gb"):
         read_bytes(str(path), 10_000_000)
+
+
+@pytest.mark.parametrize("cut", [None, -1000])
+def test_blanks_without_end_are_not_unpacked_into_memory(
+    tmp_path: Path, monkeypatch, cut: int | None
+) -> None:
+    # GIVEN a small file that unpacks to far more, where a stretch without events is all there is
+    monkeypatch.setattr(sources, "_BOMB_BYTES", 1 << 20)
+    path = tmp_path / "bomb.json.gz"
+    path.write_bytes(gzip.compress(b'{"traceEvents":[' + b" " * (80 << 20))[:cut])
+    with pytest.raises(InputError, match="200-fold"):
+        read_trace(path)
+    # THEN who knows better can say so
+    with pytest.raises(InputError, match="not a profiler trace"):
+        read_trace(path, limit_bytes=1 << 30)
+
+
+def test_what_may_not_be_looked_at_and_links_in_circles_are_passed_over(tmp_path, monkeypatch) -> None:
+    # GIVEN a folder with a trace, links to itself, a pipe, and a file that even its size may not be asked of
+    for name in ("a.json", "secret.json"):
+        (tmp_path / name).write_text("{}")
+    (tmp_path / "circle").symlink_to(tmp_path)
+    (tmp_path / "loop.json").symlink_to(tmp_path / "loop.json")
+    os.mkfifo(tmp_path / "pipe.json")
+    real = os.stat
+
+    def stat(path, *args, **kwargs):
+        if os.fspath(path).endswith("secret.json"):
+            raise PermissionError(13, "Permission denied")
+        return real(path, *args, **kwargs)
+
+    monkeypatch.setattr(os, "stat", stat)
+    assert find_traces([tmp_path]) == [str(tmp_path / "a.json")]
 
 
 def test_a_file_just_at_the_limit_is_read_and_one_byte_more_is_not(tmp_path: Path) -> None:
