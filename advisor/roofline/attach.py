@@ -24,6 +24,8 @@ _COMPOSITE_FLOPS = 0.5
 _COMPOSITE_BYTES = 0.75
 #: Formulas look at the nearest enclosing operators only.
 _MAX_ANCESTORS = 4
+#: Operators looked through, of all threads, for the one after a convolution on its own.
+_MAX_FOLLOWING = 64
 #: Formulas asked in turn, outwards, for one launch; and parameters of one optimizer. No program has more.
 _MAX_ASKED = 32
 _MAX_PARAMETERS = 1_000_000
@@ -171,7 +173,7 @@ class _Calls:
         self.known = _known_operators(timeline)
         self._whole_operators = timeline.cpu_only
         self._names = timeline.trace.names
-        self._args = ops.args
+        self._ops, self._args = ops, ops.args
         # Lists: single elements of arrays are slow to read.
         self._op_name, self._parent = ops.name.tolist(), timeline.op_parent.tolist()
         self._known_around = nearest(timeline.op_parent, timeline.op_parent, self.known).tolist()
@@ -189,7 +191,8 @@ class _Calls:
     def costs(self, op: int, rows: Sequence[int]) -> tuple[Cost | None, ...]:
         """Cost of each of these launches of an operator; empty if none can be told, or it is a composite."""
         work = () if self._whole_operators else tuple([self._launches[row] for row in rows])
-        key = (self._op_name[op], _arguments(self._args[op]), work, self._ancestors(op))
+        args = _arguments(self._args[op])
+        key = (self._op_name[op], args, work, self._ancestors(op), self._following(op, args))
         found = self._cache.get(key)
         if found is None:
             found = self._work_out(*key)
@@ -207,6 +210,24 @@ class _Calls:
     def known_around(self, op: int) -> int:
         """The nearest operator around this one that has a formula, or -1."""
         return self._known_around[op]
+
+    def _following(self, op: int, args: tuple[bytes, bytes, bytes, bytes]) -> Tensor | None:
+        """What the operator after a convolution takes first, where the convolution's values are missing."""
+        if args[3] or not args[0] or "conv" not in self._names[self._op_name[op]]:
+            return None
+        outermost = op
+        while self._parent[outermost] >= 0 and "conv" in self._names[self._op_name[self._parent[outermost]]]:
+            outermost = self._parent[outermost]
+        ops = self._ops
+        start = int(np.searchsorted(ops.ts_ns, ops.end_ns[outermost]))
+        for at in range(start, min(start + _MAX_FOLLOWING, len(ops))):
+            if ops.track[at] == ops.track[op]:
+                inputs, _ = _parsed(_arguments(self._args[at]))
+                # Counters, such as batch norm's, are numbers.
+                found = next((item for item in inputs if isinstance(item, Tensor) and item.shape), None)
+                if found is not None:
+                    return found
+        return None
 
     def _is_composite(self, op: int, found: Sequence[Cost | None], rows: Sequence[int]) -> bool:
         if not self._whole_operators and all(self._op_of_row[row] == op for row in rows):
@@ -240,6 +261,7 @@ class _Calls:
         args: tuple[bytes, bytes, bytes, bytes],
         work: tuple[tuple[int, int, int], ...],
         ancestors: tuple[int, ...],
+        following: Tensor | None,
     ) -> tuple[Cost | None, ...]:
         inputs, concrete = _parsed(args)
         call = OpCall(
@@ -252,6 +274,7 @@ class _Calls:
             ancestors=tuple(self._names[i] for i in ancestors),
             parameter_shapes=self._parameters,
             settings=self._settings,
+            following=following,
         )
         return (costs.op_cost(call),) if self._whole_operators else costs.launch_costs(call)
 

@@ -86,6 +86,18 @@ def test_a_memset_does_not_keep_the_kernel_beside_it_from_the_operator_around() 
     assert flops_of(builder) == {"Memset (Device)": 0, "gemm": MM_FLOPS}
 
 
+def test_a_convolution_without_values_looks_at_what_follows_it() -> None:
+    # GIVEN the operators of an old trace: shapes, but neither stride nor padding; a counter between
+    x, w, y = [32, 64, 56, 56], [64, 64, 1, 1], [32, 64, 28, 28]
+    old = {"Input Dims": [x, w], "Input type": ["float", "float"]}
+    builder = Builder().op("aten::conv2d", 0, 60, **old).op("aten::cudnn_convolution", 5, 50, **old)
+    builder.launch("implicit_convolve_sgemm", 10, at=100, dur=9)
+    builder.op("aten::add", 62, 3, dims=[[], []])
+    assert math.isnan(flops_of(builder)["implicit_convolve_sgemm"])
+    builder.op("aten::batch_norm", 70, 20, dims=[y, [64]])
+    assert flops_of(builder) == {"implicit_convolve_sgemm": 2 * 32 * 64 * 28 * 28 * 64}
+
+
 def test_a_launch_outside_any_operator_has_no_cost() -> None:
     timeline = Builder().launch("k", 10, at=100, dur=9).join()
     found = attach_costs(timeline)

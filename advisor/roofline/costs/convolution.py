@@ -140,6 +140,12 @@ def forward(call: OpCall) -> Result:
     w = tensor(call, 1)
     x = _batched(tensor(call, 0), w)
     spatial = len(w.shape) - 2
+    if not call.concrete and at_transposed is None and call.following is not None:
+        y = _plausible_result(x, w, call.following)
+        problem = _problem(
+            x.shape, y, w.shape, [max(1, round(a / b)) for a, b in zip(x.shape[2:], y[2:], strict=True)]
+        )
+        return _forward_cost(call, x.dtype, problem, problem.wide, problem.narrow, problem.touched)
     stride = _listed(call, at_stride, (1,), spatial)
     pad = _listed(call, at_padding, (0,), spatial)
     dilation = _listed(call, at_dilation, (1,), spatial)
@@ -153,6 +159,22 @@ def forward(call: OpCall) -> Result:
         raise Unknown("groups and channels contradict each other")
     problem = _problem(x.shape, y, w.shape, stride)
     return _forward_cost(call, x.dtype, problem, problem.wide, problem.narrow, problem.touched)
+
+
+def _plausible_result(x: Tensor, w: Tensor, following: Tensor) -> tuple[int, ...]:
+    """The shape of what the next operator takes, if it can be this convolution's result.
+
+    Batch and channels have to be the result's, and the sides those of some whole stride with the padding that
+    keeps a side at stride 1: traces before PyTorch 2.0 record no values.
+    """
+    shape = following.shape
+    if len(shape) != len(x.shape) or shape[:2] != (x.shape[0], w.shape[0]) or following.dtype != x.dtype:
+        raise Unknown("what follows is not the result")
+    for size, kernel, out in zip(x.shape[2:], w.shape[2:], shape[2:], strict=True):
+        step = max(1, round(size / out)) if out else 0
+        if not step or out not in ((size - 1) // step + 1, (size - kernel) // step + 1):
+            raise Unknown("what follows is not the result")
+    return shape
 
 
 @cost("aten::cudnn_convolution_transpose", "aten::miopen_convolution_transpose")

@@ -75,6 +75,8 @@ class OpCall:
         settings: what changes a cost besides the arguments: ``allow_tf32_matmul`` and
             ``allow_tf32_cudnn`` (bool) from the capture; ``l2_bytes`` and ``sm_count`` (int) of the
             device, without which no re-read is modelled.
+        following: what the next operator on this thread takes first, likely this one's result; given only
+            for convolutions whose values (stride, padding) were not recorded.
     """
 
     name: str
@@ -84,6 +86,7 @@ class OpCall:
     ancestors: tuple[str, ...] = ()
     parameter_shapes: tuple[Tensor, ...] = ()
     settings: Mapping[str, object] = field(default_factory=dict, hash=False, compare=False)
+    following: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,11 @@
 """Convolutions: sizes and FLOPs against PyTorch, gradients and layout kernels by role."""
 
+import dataclasses
+
 import pytest
 
-from advisor.roofline.costs import Launch, launch_costs, op_cost
-from tests.roofline.costs.calls import FP16, FP32, call
+from advisor.roofline.costs import Launch, Tensor, launch_costs, op_cost
+from tests.roofline.costs.calls import BF16, FP16, FP32, H200, call
 
 
 def _forward(x, w, *, stride, padding, dilation, transposed=False, extra="[0, 0]", groups=1, **kwargs):
@@ -182,3 +184,39 @@ def test_a_kernel_of_unknown_part_beside_a_known_one_has_no_cost():
     main, stranger = launch_costs(_backward(["dgrad_engine", "who_knows"], mask="[True, False, False]"))
     assert main is not None
     assert stranger is None
+
+
+X, W = (32, 64, 56, 56), (128, 64, 3, 3)
+
+
+def _without_values(following, x=X, w=W):
+    bare = call("aten::cudnn_convolution", (x, FP32), (w, FP32), None, None, None, None, None, None, None)
+    return op_cost(dataclasses.replace(bare, concrete=(), following=following))
+
+
+def test_without_values_what_follows_tells_the_result():
+    found = _without_values(Tensor((32, 128, 28, 28), "fp32"))
+    assert found.flops == 2 * 32 * 128 * 28 * 28 * 64 * 9
+    assert found.bytes_written == 4 * 32 * 128 * 28 * 28
+
+
+@pytest.mark.parametrize(
+    "following",
+    [None, Tensor((32, 64, 28, 28), "fp32"), Tensor((32, 128, 28), "fp32"), Tensor((32, 128, 40, 28), "fp32"),
+     Tensor((32, 128, 28, 28), "fp16"), Tensor((16, 128, 28, 28), "fp32")],
+)  # fmt: skip
+def test_what_cannot_be_the_result_is_not_believed(following):
+    assert _without_values(following) is None
+
+
+def test_a_strided_data_gradient_reads_its_gradient_for_each_remainder():
+    # GIVEN stride 2 under 3 taps: an H200 read 75.4 MB where the gradient has 36.9
+    grad, x, w = ((24, 512, 1500), BF16), ((24, 512, 3000), BF16), ((512, 512, 3), BF16)
+    name = "sm90_xmma_dgrad_implicit_gemm_indexed_bf16bf16_bf16f32_f32_tilesize128x256x64_strided_execute"
+    back = call(
+        "aten::convolution_backward", grad, x, w, "[0]", "[2]", "[1]", "[1]", "False", "[0]", "1",
+        "[True, False, False]", kernels=[name], settings=H200,
+    )  # fmt: skip
+    (found,) = launch_costs(back)
+    assert found.bytes_read == pytest.approx(75.4e6, rel=0.01)
+    assert found.flops == pytest.approx(5.677e10, rel=1e-3)
