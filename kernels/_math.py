@@ -1,8 +1,8 @@
 """Functions of one fp32 block, for use inside kernels.
 
 The activations go by name, as a constexpr string: ``none``, ``relu``, ``relu_squared``, ``silu``, ``gelu``
-(exact, by erf) and ``gelu_tanh``. With s = sigmoid(2u) and u = sqrt(2/pi) (x + 0.044715 x^3), the tanh form of
-GELU is x s, since (1 + tanh u) / 2 = sigmoid(2u): no tanh, and no cancellation for negative x.
+(exact, by erf) and ``gelu_tanh``. With s = sigmoid(2u) and u = sqrt(2/pi) (x + 0.044715 x^3), the tanh form
+of GELU is x s, since (1 + tanh u) / 2 = sigmoid(2u): no tanh, and no cancellation for negative x.
 """
 
 from ._triton import tl, triton
