@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import os
 import pkgutil
@@ -55,7 +56,8 @@ def main(args: list[str] | None = None) -> None:
     """Run the command line; an error becomes one line on stderr and an exit code."""
     try:
         cli.main(args=args, prog_name="advisor", standalone_mode=False)
-        sys.stdout.flush()
+        if sys.stdout is not None:  # as after `>&-`
+            sys.stdout.flush()
     except click.exceptions.Exit as stop:
         sys.exit(stop.exit_code)
     except click.Abort:
@@ -75,6 +77,10 @@ def main(args: list[str] | None = None) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except Exception as error:
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            click.echo(f"advisor: the output cannot be written: {error.strerror}", err=True)
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            sys.exit(1)
         if os.environ.get(DEBUG_VARIABLE):
             raise
         click.echo(f"advisor: {_shown(_unexpected(error))}", err=True)

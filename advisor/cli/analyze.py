@@ -122,7 +122,7 @@ def command(
             devices_toml=devices_toml,
             baseline_step_ms=baseline_step_ms,
             roofs=roofs,
-            limit_bytes=int(max_gb * 1e9) if max_gb else None,
+            limit_bytes=_bytes(max_gb) if max_gb else None,
             progress=advance,
             reference=reference,
         )
@@ -142,6 +142,14 @@ def command(
         terminal.render(report, console)
         if output:
             console.print(f"Report: {output}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _bytes(gigabytes: float) -> int:
+    from advisor.errors import UsageError
+
+    if not gigabytes < 1e9:
+        raise UsageError(f"--max-gb {gigabytes:g}: no machine holds that much; give a number of gigabytes")
+    return int(gigabytes * 1e9)
 
 
 def _write_report(report: Any, output: Path | None, json_to: str | None, markdown_to: str | None) -> None:

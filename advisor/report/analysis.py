@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -11,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from advisor.errors import UsageError
 from advisor.roofline.attach import LaunchCosts, attach_costs, gather_host_operators
 from advisor.roofline.bound import Bounds, classify_many
 from advisor.roofline.devices import Device, find_device
@@ -31,6 +31,8 @@ from advisor.trace.steps import step_times_ns
 
 #: Copies that cross a link; those within the device are memory traffic like a kernel's.
 _LINK_COPIES = (HOST_COPY, PAGEABLE_COPY, PEER_COPY, OTHER_COPY)
+#: No step takes longer, eleven days; what claims to has lost its unit.
+_MAX_STEP_MS = 1e9
 
 
 @dataclass(eq=False)
@@ -245,9 +247,11 @@ def device_properties(timeline: Timeline) -> Mapping[str, Any] | None:
 
 def _baseline(context: Mapping[str, Any], given_ms: float | None) -> tuple[float | None, str]:
     if given_ms is not None:
+        if not 0 < given_ms <= _MAX_STEP_MS:
+            raise UsageError(f"a step without the profiler cannot take {given_ms:g} ms: give its time in ms")
         return given_ms * 1e6, "user"
     block = context.get("baseline")
     median = block.get("median_ms") if isinstance(block, Mapping) else None
-    if isinstance(median, (int, float)) and math.isfinite(median) and median > 0:
+    if isinstance(median, (int, float)) and not isinstance(median, bool) and 0 < median <= _MAX_STEP_MS:
         return median * 1e6, "capture"
     return None, ""

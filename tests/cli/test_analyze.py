@@ -248,3 +248,30 @@ def test_too_little_memory_is_one_line(run, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(build, "analyze_files", exhausted)
     code, out, err = run("trace.json")
     assert (code, out, err.count("\n")) == (3, "", 1)
+
+
+@pytest.mark.parametrize("option", ["--baseline-step-ms", "--max-gb"])
+@pytest.mark.parametrize("value", ["nan", "inf", "1e300", "-1", "0"])
+def test_a_figure_that_is_none_is_a_usage_error(run, option: str, value: str) -> None:
+    code, out, err = run("trace.json", f"{option}={value}")
+    assert (code, out) == (2, "")
+    assert value in err or "1e+300" in err
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+@pytest.mark.parametrize("options", [[], ["--json", "-"]])
+def test_a_full_disk_behind_stdout_is_one_line(folder: Path, options: list[str]) -> None:
+    with open("/dev/full", "wb") as full:
+        process = start("trace.json", *options, stdout=full, stderr=subprocess.PIPE)
+        _, err = process.communicate(timeout=60)
+    assert (process.returncode, err.count(b"\n")) == (1, 1)
+    assert b"No space left" in err
+
+
+def test_a_closed_stdout_is_no_error(folder: Path) -> None:
+    command = [sys.executable, "-m", "advisor.cli", "analyze", "trace.json"]
+    process = subprocess.run(
+        ["sh", "-c", '"$@" >&-', "sh", *command], stderr=subprocess.PIPE, timeout=60, check=False
+    )
+    assert (process.returncode, process.stderr) == (0, b"")
+    assert (folder / "report.html").exists()

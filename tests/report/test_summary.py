@@ -49,7 +49,17 @@ def test_the_users_baseline_wins_over_the_captures() -> None:
 
 
 @pytest.mark.parametrize(
-    "block", [None, {}, {"median_ms": None}, {"median_ms": 0}, {"median_ms": "fast"}, [1]]
+    "block",
+    [
+        None,
+        {},
+        {"median_ms": None},
+        {"median_ms": 0},
+        {"median_ms": "fast"},
+        [1],
+        {"median_ms": True},
+        {"median_ms": 1e300},
+    ],
 )
 def test_a_baseline_that_is_no_number_is_not_known(block) -> None:
     assert summary_of(analyse(loop().context(baseline=block))).baseline_step_ms is None
