@@ -7,6 +7,7 @@ call is not in the trace. Our own headline figures are per steady step and are n
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,8 +15,9 @@ import numpy as np
 from advisor.trace.events import KERNEL
 from advisor.trace.intervals import union_ns
 from advisor.trace.link import Timeline
-from advisor.trace.phases import is_collective
 
+#: What HTA takes for a collective, by the name's beginning; fewer kernels than `advisor.trace.phases` does.
+_COLLECTIVE = re.compile(r"nccl|hip|hccl|.*ncclKernel")
 #: Names of the figures that both have.
 SPAN = "first to last device work"
 IDLE = "idle time"
@@ -101,7 +103,8 @@ def on_hta_basis(timeline: Timeline) -> DeviceTime | None:
     rows, names = timeline.launches, timeline.trace.names
     kept = in_hta_window(timeline)
     numbers, inverse = np.unique(rows.name, return_inverse=True)
-    collective = np.array([is_collective(names[i]) for i in numbers.tolist()], bool)[inverse.reshape(-1)]
+    collective = np.array([_COLLECTIVE.match(names[i]) is not None for i in numbers.tolist()], bool)
+    collective = collective[inverse.reshape(-1)]
     kernel = rows.kind == KERNEL
     return device_time(
         rows.ts_ns[kept],

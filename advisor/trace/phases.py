@@ -36,7 +36,14 @@ _LIGHTNING = re.compile(
     r"(?P<validation>\[Strategy\].*\.validation_step|\.val_next)"
     r")$"
 )
-_COLLECTIVE = re.compile(r"^(?:(?:void )?\W*(?:nccl|rccl|msccl)|.*?multimem_(?:all_|one_))", re.I)
+#: NCCL and its likes by their prefix; by a part of the name the kernels of torch's symmetric memory and of
+#: serving engines' own reductions.
+_COLLECTIVE = re.compile(
+    r"^(?:void )?\W*(?:nccl|rccl|msccl|oneccl|nvshmem|rocshmem|deep_ep::)"
+    r"|multimem_(?:all_|one_|reduce)|(?:one|two)_shot_all_|cross_device_reduce|allreduce_fusion_kernel"
+    r"|oneccl_(?:all|reduce|broadcast)",
+    re.I,
+)
 _LOSS = re.compile(r"loss|cross_entropy")
 _ENGINE = re.compile(
     r"^(?:autograd::engine::evaluate_function\b|(?:struct )?torch::autograd::|\w+Backward\d*$)"
@@ -53,8 +60,8 @@ def is_backward(op_name: str) -> bool:
 
 
 def is_collective(kernel_name: str) -> bool:
-    """Whether a kernel's name is that of a collective (NCCL, RCCL, MSCCL)."""
-    return _COLLECTIVE.match(kernel_name) is not None
+    """Whether a kernel's name is that of a collective: NCCL's, NVSHMEM's, oneCCL's, or one outside a library."""
+    return _COLLECTIVE.search(kernel_name) is not None
 
 
 def assign_phases(trace: Trace, launches: Launches, parent: np.ndarray, steps: Steps) -> np.ndarray:

@@ -109,5 +109,18 @@ def test_kernels_are_told_by_kind_and_name():
     )
 
 
+def test_collectives_that_hta_does_not_know_are_compute_on_its_basis():
+    # GIVEN an all-reduce of torch's symmetric memory, which HTA counts with the kernels
+    trace = Builder().step(1, 0, 1000)
+    trace.launch(
+        "void (anonymous namespace)::multimem_all_reduce_kernel<float, 16, 8>()", 10, at=100, dur=100
+    )
+
+    split = on_hta_basis(trace.join())
+
+    assert split is not None
+    assert (split.compute_ns, split.overlap_fraction) == (100_000, None)
+
+
 def test_a_run_on_the_cpu_has_no_device_time():
     assert on_hta_basis(Builder(device=None).op("aten::mm", 0, 10).join()) is None

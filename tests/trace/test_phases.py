@@ -212,7 +212,17 @@ def test_names_of_the_autograd_engine(name, expected) -> None:
         ("void ncclDevKernel_SendRecv()", True),
         ("rcclGenericKernel", True),
         ("void (anonymous namespace)::multimem_all_reduce_kernel<c10::BFloat16, 16>(c10::BFloat16*)", True),
+        ("void (anonymous namespace)::multimem_one_shot_reduce_kernel<float, 16, 8>(float*)", True),
+        ("void (anonymous namespace)::one_shot_all_reduce_kernel<c10::BFloat16, 16, 8>()", True),
+        ("void (anonymous namespace)::two_shot_all_reduce_kernel_inplace<c10::BFloat16, 16, 2>()", True),
+        ("void vllm::cross_device_reduce_1stage<__half, 8>(vllm::RankData*, vllm::RankSignals)", True),
+        ("void nvshmemi_reduce_on_stream_kernel<float>()", True),
+        ("rocshmem_put_kernel", True),
+        ("oneccl_allreduce_pcie", True),
+        ("void deep_ep::internode_ll::combine<true>()", True),
         ("my_nccl_free_kernel", False),
+        ("void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float>>()", False),
+        ("triton_poi_fused_add_all_reduce_4", False),
     ],
 )
 def test_names_of_collectives(name, expected) -> None:
