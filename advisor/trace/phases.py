@@ -60,7 +60,7 @@ def is_backward(op_name: str) -> bool:
 
 
 def is_collective(kernel_name: str) -> bool:
-    """Whether a kernel's name is that of a collective: NCCL's, NVSHMEM's, oneCCL's, or one outside a library."""
+    """Whether a kernel's name is that of a collective, of a library (NCCL, NVSHMEM, oneCCL) or without one."""
     return _COLLECTIVE.search(kernel_name) is not None
 
 
