@@ -30,7 +30,7 @@ _PIPES = {
 @click.option(
     "--gemm",
     nargs=3,
-    type=click.IntRange(min=1),
+    type=click.IntRange(min=1, max=1 << 40),
     metavar="M N K",
     help="A matrix product, (M, K) by (K, N), each element moved once.",
 )

@@ -100,6 +100,11 @@ def read_rows(path: Path, base: Mapping[str, Row], *, user: bool) -> Mapping[str
     return _Reader(path, base, user).rows()
 
 
+#: Figures of devices lie well between these.
+_SMALLEST, _LARGEST = 1e-6, 1e24
+_LONGEST_CHAIN = 32
+
+
 class _Reader:
     def __init__(self, path: Path, base: Mapping[str, Row], user: bool) -> None:
         self._path, self._base, self._user = path, base, user
@@ -123,6 +128,8 @@ class _Reader:
             raise InputError(
                 f"{self._path}: cannot read the device table: {error.strerror or error}"
             ) from error
+        except RecursionError as error:
+            raise InputError(f"{self._path}: not a TOML file: nested too deep") from error
         except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
             raise InputError(f"{self._path}: not a TOML file: {error}") from error
 
@@ -137,8 +144,10 @@ class _Reader:
         return table
 
     def _number(self, table: str, key: str, value: object) -> float:
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < float("inf"):
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
             raise self._error(table, key, f"must be a number above zero, not {value!r}")
+        if not _SMALLEST <= value <= _LARGEST:
+            raise self._error(table, key, f"is no figure of a device: {str(value)[:40]}")
         return float(value)
 
     def _read_links(self, tables: Mapping[str, Any]) -> dict[str, dict[str, Figure]]:
@@ -162,6 +171,8 @@ class _Reader:
         table, raw = f"device.{key}", self._devices[key]
         if key in seen:
             raise self._error(table, "like", "leads back to itself: " + " → ".join((*seen, key)))
+        if len(seen) > _LONGEST_CHAIN:
+            raise self._error(table, "like", f"is the end of a chain of more than {_LONGEST_CHAIN} devices")
         self._check(table, raw)
         overridden = self._base.get(key)
         parent = self._parent(table, raw, (*seen, key)) or overridden

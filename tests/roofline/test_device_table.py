@@ -106,6 +106,10 @@ def test_the_environment_variable_and_the_config_folder_are_read(table, tmp_path
         ("[device.x]\nbandwidth_bytes_per_s = '2TB'\n", "device.x", "bandwidth_bytes_per_s"),
         ("[device.x]\nbandwidth_bytes_per_s = 0\n", "device.x", "bandwidth_bytes_per_s"),
         ("[device.x]\nbandwidth_bytes_per_s = nan\n", "device.x", "bandwidth_bytes_per_s"),
+        (f"[device.x]\nbandwidth_bytes_per_s = {'9' * 400}\n", "device.x", "bandwidth_bytes_per_s"),
+        ("[device.x]\nbandwidth_bytes_per_s = 5e-324\n", "device.x", "bandwidth_bytes_per_s"),
+        ("[device.x]\nbandwidth_bytes_per_s = inf\n", "device.x", "bandwidth_bytes_per_s"),
+        ("".join(f"[device.x{i}]\nlike = 'x{i + 1}'\n" for i in range(2000)), "device.x33", "like"),
         ("[device.x]\nsms = true\n", "device.x", "sms"),
         ("[device.x.peaks]\nbf16 = 1e12\n", "device.x.peaks", "bf16"),
         ("[device.x.peaks]\ntensor_bf16 = -1\n", "device.x.peaks", "tensor_bf16"),
@@ -129,7 +133,9 @@ def test_a_mistake_is_named_with_file_table_and_key(table, text: str, table_name
     assert f"[{table_name}] {key}:" in str(error.value)
 
 
-@pytest.mark.parametrize("text", ["[devices.x]\n", "device = 3\n", "[device]\nx = 3\n", "= broken"])
+@pytest.mark.parametrize(
+    "text", ["[devices.x]\n", "device = 3\n", "[device]\nx = 3\n", "= broken", f"a = {'[' * 5000}"]
+)
 def test_a_file_of_another_shape_is_refused_by_name(table, text: str) -> None:
     path = table(text)
     with pytest.raises(InputError, match=r"mine\.toml"):
