@@ -205,7 +205,27 @@ def analyse_timeline(
     if not timeline.cpu_only:
         found = choose_roofs(found, device_properties(timeline), roofs, named=device is not None)
     baseline, source = _baseline(timeline.trace.context, baseline_step_ms)
-    return _with_replays(Analysis(timeline, found, baseline, source), reference)
+    analysis = Analysis(timeline, found, baseline, source)
+    if timeline.cpu_only and device is None and found.peaks:
+        analysis.device = _at_least_reached(analysis)
+    return _with_replays(analysis, reference)
+
+
+def _at_least_reached(analysis: Analysis) -> Device:
+    """The CPU, measured while it may have had other work, with no roof under what the trace shows it to do."""
+    from advisor.roofline.cpu_roof import at_least_reached
+
+    costs, rows = analysis.costs, analysis.timeline.launches
+    return at_least_reached(
+        analysis.device,
+        flops=costs.flops - costs.flops_padding,
+        bytes_moved=costs.bytes_read - costs.bytes_reread + costs.bytes_written,
+        dur_ns=rows.dur_ns,
+        pipe=costs.pipe,
+        pipes=costs.pipes,
+        name=rows.name,
+        names=analysis.timeline.trace.names,
+    )
 
 
 def _with_replays(analysis: Analysis, reference: Timeline | None) -> Analysis:

@@ -60,7 +60,7 @@ def is_backward(op_name: str) -> bool:
 
 
 def is_collective(kernel_name: str) -> bool:
-    """Whether a kernel's name is that of a collective, of a library (NCCL, NVSHMEM, oneCCL) or without one."""
+    """Whether a kernel's name is that of a collective, of a library (NCCL, NVSHMEM) or without one."""
     return _COLLECTIVE.search(kernel_name) is not None
 
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from advisor.report.analysis import Analysis
 from advisor.report.groups import kernel_groups
 from advisor.report.model import Breakdown, Summary
 from advisor.report.summary import break_down, summarise
+from advisor.roofline import cpu_roof
+from advisor.roofline.devices import Device
 from tests.report.loops import MM_FLOPS, SQUARE, analyse, loop
 from tests.trace.builder import Builder
 
@@ -246,3 +250,22 @@ def test_a_trace_without_anything_says_so() -> None:
 def test_the_verdict_on_a_trace_without_steps_speaks_of_the_trace() -> None:
     analysis = analyse(Builder().op("aten::mm", 0, 5, dims=[SQUARE, SQUARE]).launch("gemm", 1, at=10, dur=90))
     assert summary_of(analysis).verdict.startswith("The GPU works 90% of the trace")
+
+
+def test_a_cpu_measured_under_load_is_no_slower_than_what_the_trace_reached(monkeypatch) -> None:
+    # GIVEN a roof of 50 GFLOP/s, measured beside the training, and a product that ran at 137
+    cpu = Device("This CPU", roofs="measured", peaks={"vector_fp32": 50e9}, bandwidth_bytes_per_s=10e9, sms=2)
+    cpu = replace(cpu, peak_sources={"vector_fp32": "measured here"})
+    monkeypatch.setattr(cpu_roof, "measure_cpu", lambda: cpu)
+    monkeypatch.setattr(cpu_roof, "cpu_name", lambda: "This CPU")
+    builder = Builder(device=None).context(device={"name": "This CPU"})
+    for i in range(3):
+        start = 2_000_000 * i
+        builder.step(i, start, 2_000_000).op("aten::mm", start + 10, 1_000_000, dims=[SQUARE, SQUARE])
+    # WHEN it is analysed
+    analysis = analyse(builder)
+    groups = kernel_groups(analysis)
+    # THEN the product is on its roof, which says that it is a lower limit
+    assert groups[0].efficiency == pytest.approx(1.0)
+    assert groups[0].flags == []
+    assert analysis.device.peak_sources["vector_fp32"].startswith("at least")
