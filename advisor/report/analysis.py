@@ -212,7 +212,7 @@ def analyse_timeline(
 
 
 def _at_least_reached(analysis: Analysis) -> Device:
-    """The CPU, measured while it may have had other work, with no roof under what the trace shows it to do."""
+    """The CPU, measured while it may have had other work, with no roof under what the trace shows."""
     from advisor.roofline.cpu_roof import at_least_reached
 
     costs, rows = analysis.costs, analysis.timeline.launches
