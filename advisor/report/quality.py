@@ -271,6 +271,20 @@ def devices(analysis: Analysis, summary: Summary) -> Iterator[Quality]:
 
 
 @check
+def processes(analysis: Analysis, summary: Summary) -> Iterator[Quality]:
+    """Several processes merged into one file, whose launch numbers are mistaken for each other's."""
+    trace = analysis.timeline.trace
+    launching = {trace.tracks[track][0] for track in np.unique(trace.runtime.track).tolist()}
+    if len(launching) > 1:
+        yield _remark(
+            "warning",
+            "join.processes",
+            f"calls of {len(launching)} processes are in this one file: each numbers its launches by itself, "
+            "so kernels may be given to the wrong one. Analyse one file a process",
+        )
+
+
+@check
 def cpu_only(analysis: Analysis, summary: Summary) -> Iterator[Quality]:
     """Nothing ran on a device."""
     if analysis.timeline.cpu_only and len(analysis.timeline.launches):

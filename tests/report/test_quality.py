@@ -175,6 +175,14 @@ def test_several_devices_are_told_but_an_unnumbered_one_is_none() -> None:
     assert "device.several" not in remarks(unnumbered)
 
 
+def test_processes_merged_into_one_file_are_told() -> None:
+    # GIVEN a second process, whose launch has the number of one of the first's
+    merged = loop().call(11_300, correlation=1)
+    assert "join.processes" not in remarks(merged)
+    merged.events[-1]["pid"] = 2
+    assert "2 processes" in remarks(merged)["join.processes"].message
+
+
 def test_a_gpu_machine_without_device_work_is_a_warning_and_a_cpu_machine_is_not() -> None:
     for device, level in (("NVIDIA H100 80GB HBM3", "warning"), (None, "info")):
         builder = Builder(device=device).op("aten::mm", 0, 100, dims=[SQUARE, SQUARE])
