@@ -241,7 +241,8 @@ def _backward(ctx: Any, dloss: Tensor | None, *_: None) -> tuple[Tensor | None, 
         return (None,) * 7
     logits, target, lse, weight = ctx.saved_tensors
     grad, ctx.grad = ctx.grad, None
-    if grad is not None:
+    # Grad mode is on here only if a second derivative is wanted, which the other branch refuses in words.
+    if grad is not None and not torch.is_grad_enabled():
         scale_in_place(grad, dloss)
     else:
         grad = gradient_op(dloss, logits, target, lse, weight, *ctx.settings)
