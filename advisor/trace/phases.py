@@ -72,7 +72,7 @@ def assign_phases(trace: Trace, launches: Launches, parent: np.ndarray, steps: S
     """
     linked = launches.launch_ts_ns >= 0
     phase = np.where(linked, _inferred(trace, launches, parent, steps), _CODE["other"]).astype(np.int8)
-    stated = _stated(trace, launches.launch_ts_ns)
+    stated = _stated(trace, launches.track, launches.launch_ts_ns)
     phase = np.where(stated >= 0, stated, phase)
     in_loss = nearest(launches.op, parent, named(trace.names, trace.ops.name, _LOSS.search)) >= 0
     phase[in_loss & (phase == _CODE["forward"])] = _CODE["loss"]
@@ -80,14 +80,19 @@ def assign_phases(trace: Trace, launches: Launches, parent: np.ndarray, steps: S
     return phase
 
 
-def _stated(trace: Trace, ts_ns: np.ndarray) -> np.ndarray:
-    """Phase by explicit ranges, or -1. Time alone decides: backward launches from a thread of its own."""
+def _stated(trace: Trace, track: np.ndarray, ts_ns: np.ndarray) -> np.ndarray:
+    """Phase by explicit ranges, or -1: by those of its own thread, else by time alone.
+
+    Backward launches from a thread of its own, which has no such ranges.
+    """
     codes = coded(trace.names, trace.annotations.name, _stated_code, np.int8)
     ranges = trace.annotations.take(codes >= 0)
     codes = codes[codes >= 0]
     if not len(ranges):
         return np.full(len(ts_ns), -1, np.int8)
-    at = _innermost_of_any_thread(ranges, ts_ns)
+    at = Nesting(ranges.track, ranges.ts_ns, ranges.dur_ns).innermost(track, ts_ns)
+    elsewhere = at < 0
+    at[elsewhere] = _innermost_of_any_thread(ranges, ts_ns[elsewhere])
     return np.where(at >= 0, codes[at], -1).astype(np.int8)
 
 

@@ -41,6 +41,14 @@ def test_a_range_inside_another_decides() -> None:
     }  # fmt: skip
 
 
+def test_a_range_of_another_thread_does_not_decide_over_the_threads_own() -> None:
+    # GIVEN a thread that validates beside the loop's, over the end of its forward
+    builder = Builder().on(MAIN).range("forward", 0, 100).on(7).range("validation", 50, 100)
+    launches(builder.on(MAIN), ("f", 60))
+    launches(builder.on(7), ("v", 70))
+    assert phases_of(builder) == {"f": "forward", "v": "validation"}
+
+
 def test_a_phase_of_a_later_version_is_other_not_a_crash() -> None:
     builder = Builder().range("advisor::phase::dreaming", 0, 100)
     assert phases_of(launches(builder, ("k", 10))) == {"k": "other"}
