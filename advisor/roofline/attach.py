@@ -29,6 +29,10 @@ _MAX_FOLLOWING = 64
 #: Formulas asked in turn, outwards, for one launch; and parameters of one optimizer. No program has more.
 _MAX_ASKED = 32
 _MAX_PARAMETERS = 1_000_000
+#: Operators that return their argument as it is where there is nothing to convert.
+_MAY_COPY_NOTHING = frozenset(
+    {"aten::to", "aten::type_as", "aten::contiguous", "aten::resolve_conj", "aten::lift_fresh"}
+)
 
 
 @dataclass(slots=True, eq=False)
@@ -162,7 +166,11 @@ def gather_host_operators(timeline: Timeline) -> Timeline:
 
 
 def _known_operators(timeline: Timeline) -> np.ndarray:
-    return named(timeline.trace.names, timeline.trace.ops.name, costs.knows)
+    def known(name: str) -> bool:
+        # A launch shows that they copied; on the CPU the copy is an operator inside.
+        return costs.knows(name) and not (timeline.cpu_only and name in _MAY_COPY_NOTHING)
+
+    return named(timeline.trace.names, timeline.trace.ops.name, known)
 
 
 class _Calls:

@@ -222,6 +222,17 @@ def test_on_the_cpu_times_add_up_to_those_of_the_outermost_operators(intervals) 
     assert timeline.launches.dur_ns.sum() == 1000 * len(covered)
 
 
+def test_on_the_cpu_what_may_hand_back_its_argument_copies_nothing_itself() -> None:
+    # GIVEN a conversion that had nothing to convert, and one with its copy inside
+    builder = Builder(device=None).op("aten::resolve_conj", 0, 1, dims=[A])
+    builder.op("aten::to", 10, 50, dims=[A]).op("aten::copy_", 20, 30, dims=[A, A])
+    timeline = gather_host_operators(builder.join())
+    found = attach_costs(timeline)
+    # THEN bytes are those of the copy alone
+    costed = [timeline.trace.names[i] for i in timeline.launches.name[found.known].tolist()]
+    assert costed == ["aten::copy_"]
+
+
 def test_on_the_cpu_flags_of_the_gpu_change_no_pipe() -> None:
     builder = Builder().context(flags={"allow_tf32_matmul": True}).op("aten::mm", 0, 50, dims=[A, B])
     timeline = builder.join()
