@@ -18,6 +18,7 @@ from advisor.report.hierarchy import memory_levels
 from advisor.report.hta import add_hta, require_hta
 from advisor.report.model import DeviceInfo, Loss, Peak, Quality, RankSummary, Report, TraceFile, TraceInfo
 from advisor.report.quality import by_level, data_quality
+from advisor.report.ranks import Waiting, add_waiting, find_waiting, remark
 from advisor.report.summary import break_down, summarise
 from advisor.roofline.counters import read_counters
 from advisor.roofline.devices import Device
@@ -135,17 +136,23 @@ def analyze_files(
         raise InputError(
             f"none of {len(files)} files can be read as a trace; the first: {unreadable[0].message}"
         )
-    report = build_report(primary)
+    add_waiting(ranks)
+    waiting = find_waiting(ranks, primary.timeline.trace.rank)
+    report = build_report(primary, waiting)
     if len(ranks) > 1:
         _add_ranks(report, ranks, traces)
     report.data_quality = by_level(unreadable + report.data_quality)
     return report, primary
 
 
-def build_report(analysis: Analysis) -> Report:
-    """The report on one trace."""
+def build_report(analysis: Analysis, waiting: Waiting | None = None) -> Report:
+    """The report on one trace.
+
+    Args:
+        waiting: how the trace's rank and others of its job wait for each other.
+    """
     groups = kernel_groups(analysis)
-    summary = summarise(analysis, groups)
+    summary = summarise(analysis, groups, waiting)
     file = _trace_file(analysis)
     return Report(
         tool_version=__version__,
@@ -164,7 +171,7 @@ def build_report(analysis: Analysis) -> Report:
         summary=summary,
         breakdown=break_down(analysis, groups),
         kernels=groups,
-        data_quality=data_quality(analysis, summary),
+        data_quality=[*([remark(waiting)] if waiting else []), *data_quality(analysis, summary)],
     )
 
 

@@ -135,7 +135,7 @@ def _kernels(report: Report) -> Iterator[str]:
 
 def _ranks(report: Report) -> Iterator[str]:
     yield from _table(
-        ("Rank", "Device", "Step", "Busy", "Kernel time", "Communication", "of it exposed"),
+        ("Rank", "Device", "Step", "Busy", "Kernel time", "Communication", "of it exposed", "of it waiting"),
         [
             (
                 "unknown" if rank.rank is None else str(rank.rank),
@@ -145,10 +145,11 @@ def _ranks(report: Report) -> Iterator[str]:
                 fmt.duration(rank.kernel_time_ms_per_step),
                 fmt.duration(rank.communication_ms_per_step),
                 fmt.duration(rank.exposed_communication_ms_per_step),
+                fmt.duration(rank.waiting_ms_per_step),
             )
             for rank in report.ranks
         ],
-        numbers=(2, 3, 4, 5, 6),
+        numbers=(2, 3, 4, 5, 6, 7),
     )
 
 

@@ -128,6 +128,9 @@ def _busy(report: Report) -> Metric:
             note += f"; {fmt.percent(summary.gpu_busy_fraction_profiled)} in the profiled trace"
     else:
         note = "of the profiled step: a lower bound, since profiling slows the host"
+    waiting = next((r.waiting_ms_per_step for r in report.ranks if r.rank == report.trace.rank), None)
+    if waiting:
+        note += f"; up to {fmt.duration(waiting)} of it waits for other ranks"
     remedy = "train on a GPU" if summary.cpu_only else "capture at least one whole step"
     return Metric("GPU busy", _optional(fmt.percent(summary.gpu_busy_fraction)), note, remedy)
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import pandas
 
 #: Raised when a field changes meaning or goes (major) or is added (minor).
-SCHEMA_VERSION = "1.2"
+SCHEMA_VERSION = "1.3"
 
 
 class Struct(msgspec.Struct):
@@ -362,6 +362,9 @@ class RankSummary(Struct, kw_only=True):
     communication_ms_per_step: float | None
     #: The part of it during which nothing is computed; null without steps.
     exposed_communication_ms_per_step: float | None
+    #: Communication beyond that of the rank with the least: waiting, where all ranks move the same data. Null
+    #: where ranks or their communication are not known.
+    waiting_ms_per_step: float | None = None
 
 
 class CrossCheck(Struct, kw_only=True):

@@ -18,6 +18,7 @@ from advisor.report.model import (
     StepTime,
     Summary,
 )
+from advisor.report.ranks import Waiting, limit
 from advisor.roofline.bound import BOUNDS
 from advisor.trace.events import KERNEL
 from advisor.trace.link import CPU_OP
@@ -32,8 +33,8 @@ _STRETCH = 2.0
 _NEAR_ROOF = 0.5
 
 
-def summarise(analysis: Analysis, groups: list[KernelGroup]) -> Summary:
-    """Headline figures of one trace."""
+def summarise(analysis: Analysis, groups: list[KernelGroup], waiting: Waiting | None = None) -> Summary:
+    """Headline figures of one trace, one of several ranks' where they wait for each other."""
     times = analysis.step_times_ns / 1e6
     real_ms = analysis.real_step_ns / 1e6 if analysis.real_step_ns else None
     profiled_ms = analysis.profiled_step_ns / 1e6 if analysis.profiled_step_ns else None
@@ -69,7 +70,9 @@ def summarise(analysis: Analysis, groups: list[KernelGroup]) -> Summary:
     )
     whole = "trace" if analysis.timeline.steps.source == "trace" else "step"
     efficiency = {bound: _roof_fraction([g for g in groups if g.bound == bound]) for bound in BOUNDS}
-    summary.verdict = verdict(summary, efficiency, roofs_known=bool(analysis.device.peaks), whole=whole)
+    summary.verdict = verdict(
+        summary, efficiency, roofs_known=bool(analysis.device.peaks), whole=whole, waiting=waiting
+    )
     return summary
 
 
@@ -88,6 +91,7 @@ def verdict(
     *,
     roofs_known: bool,
     whole: str = "step",
+    waiting: Waiting | None = None,
 ) -> str:
     """One sentence: what limits this loop.
 
@@ -96,16 +100,21 @@ def verdict(
         efficiency: time at the roof over time taken, of the kernels under each bound.
         roofs_known: whether kernels could be set against the device's roofs.
         whole: what the busy share is of: ``"step"``, or ``"trace"`` where no steps are marked.
+        waiting: how ranks wait for each other: then one of them limits the loop, whoever's figures these are.
     """
     bound = summary.bound_time_fraction
     if all(share is None for share in (bound.memory, bound.unknown)):
         return "No device work was recorded, so there is nothing to classify."
     first = _limit(summary, whole)
+    if waiting:
+        first = limit(waiting, first)
     if not roofs_known:
         return f"{first}; the device's roofs are not known, so kernels are not classified."
     shares = {name: getattr(bound, name) or 0.0 for name in BOUNDS}
     name = max(shares, key=shares.__getitem__)
     place = "CPU operator" if summary.cpu_only else "device"
+    if waiting:
+        place = f"rank {waiting.shown}'s {place}"
     return f"{first}; {shares[name]:.0%} of {place} time is {_meaning(name, efficiency.get(name))}."
 
 

@@ -91,7 +91,7 @@ class _View:
 
     def _ranks(self) -> Group:
         ranks = self._report.ranks
-        table = self._figures("rank", "step", "GPU busy", "kernels", "comm.", "exposed")
+        table = self._figures("rank", "step", "GPU busy", "kernels", "comm.", "exposed", "waiting")
         for rank in ranks[:_RANKS]:
             table.add_row(
                 self._text("unknown" if rank.rank is None else str(rank.rank)),
@@ -100,6 +100,7 @@ class _View:
                 self._text(fmt.duration(rank.kernel_time_ms_per_step)),
                 self._text(fmt.duration(rank.communication_ms_per_step)),
                 self._text(fmt.duration(rank.exposed_communication_ms_per_step)),
+                self._text(fmt.duration(rank.waiting_ms_per_step)),
             )
         shown = self._report.trace.rank
         whose = "the first trace's" if shown is None else f"rank {shown}'s"

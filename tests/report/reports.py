@@ -363,6 +363,7 @@ def rich() -> model.Report:
                 kernel_time_ms_per_step=kernel_ms - rank,
                 communication_ms_per_step=4.6 + rank,
                 exposed_communication_ms_per_step=2.9 + rank,
+                waiting_ms_per_step=1.73 * rank,
             )
             for rank in (0, 1)
         ],

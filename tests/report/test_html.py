@@ -237,3 +237,10 @@ def test_text_and_marks_have_enough_contrast(theme):
     assert contrast(colours["muted"], colours["mark"]) >= 4.5
     for number in range(8):
         assert contrast(colours[f"c{number}"], colours["paper"]) >= 3, number
+
+
+def test_ranks_are_listed_with_their_waiting(rich_report):
+    page = html.render(rich_report)
+    table = page[page.index('id="h-ranks"') :]
+    assert "of it waiting" in table
+    assert '<td class="number">1.73 ms</td>' in table

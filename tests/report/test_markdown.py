@@ -50,7 +50,7 @@ def test_hostile_names_mention_nobody_and_break_no_table(hostile_report):
     for line in text.splitlines():
         if line.startswith("|") and not line.startswith("|---"):
             widths.setdefault(len(cells(line)), 0)
-    assert set(widths) == {3, 9, 7, 6}
+    assert set(widths) == {3, 9, 8, 6}
 
 
 @pytest.mark.parametrize("text", HOSTILE)
@@ -92,3 +92,8 @@ def test_what_was_not_measured_says_how_to_get_it(unknown_report):
         in text
     )
     assert "Top kernels" not in text
+
+
+def test_ranks_are_listed_with_their_waiting(rich_report):
+    row = next(line for line in markdown.render(rich_report).splitlines() if line.startswith("| 1 |"))
+    assert cells(row)[-1].strip() == "1.73 ms"

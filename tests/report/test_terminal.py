@@ -70,6 +70,7 @@ def test_what_was_not_measured_says_how_to_get_it(unknown_report):
 def test_several_ranks_are_listed_and_it_is_said_whose_the_figures_are(rich_report):
     text = rendered(rich_report)
     assert "2 ranks; all other figures are rank 0's" in text
+    assert "1.73 ms" in text
     # GIVEN one rank alone THEN there is nothing to tell apart
     rich_report.ranks = rich_report.ranks[:1]
     assert "ranks;" not in rendered(rich_report)
