@@ -230,7 +230,7 @@ def _host_call(trace: Trace) -> np.ndarray:
     """
     runtime, device = trace.runtime, trace.device
     order = np.lexsort((runtime.ts_ns, runtime.correlation))
-    number = runtime.correlation[order]
+    number, begin = runtime.correlation[order], runtime.ts_ns[order]
     if not len(order):
         return np.full(len(device), -1, np.int64)
     first = np.searchsorted(number, device.correlation, "left")
@@ -238,7 +238,7 @@ def _host_call(trace: Trace) -> np.ndarray:
     found = (last >= first) & (device.correlation >= 0)
     chosen = np.where(found, last, 0)
     for i in np.flatnonzero(found & (last > first)).tolist():
-        before = np.searchsorted(runtime.ts_ns[order[first[i] : last[i] + 1]], device.ts_ns[i], "right")
+        before = np.searchsorted(begin[first[i] : last[i] + 1], device.ts_ns[i], "right")
         chosen[i] = first[i] + max(before - 1, 0)
     return np.where(found, order[chosen], -1)
 

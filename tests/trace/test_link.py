@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import gzip
 import json
+import time
 from collections import defaultdict
 from pathlib import Path
 
 import pytest
 
-from advisor.trace.link import CPU_OP, load
+from advisor.trace.link import CPU_OP, join, load
 from advisor.trace.steps import step_times_ns
 from tests.trace.builder import BACKWARD, MAIN, Builder
 
@@ -230,3 +231,15 @@ def test_a_timeline_prints_as_one_line_however_long_the_trace() -> None:
     for i in range(1000):
         builder.launch("k", i, at=2000 + i, dur=1)
     assert repr(builder.join()) == "<Timeline of built.json: 1,000 launches, 1 steps>"
+
+
+def test_a_number_that_every_call_carries_takes_no_quadratic_time() -> None:
+    n = 30_000
+    builder = Builder()
+    for i in range(n):
+        builder.call(10 * i, correlation=7).work("k", 10 * i + 5, 1, correlation=7)
+    trace = builder.trace()
+    begun = time.perf_counter()
+    timeline = join(trace)
+    assert time.perf_counter() - begun < 3
+    assert (timeline.launches.launch_ts_ns == timeline.launches.ts_ns - 5000).all()
