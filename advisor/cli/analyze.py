@@ -72,7 +72,7 @@ POSITIVE = click.FloatRange(min=0, min_open=True)
     metavar="TRACE",
     help="A trace of the same program without CUDA/HIP graphs: tells what replayed kernels do.",
 )
-@click.option("--force", is_flag=True, help="Overwrite files that exist.")
+@click.option("--force", is_flag=True, help="Overwrite files that are no reports too.")
 @click.option("-q", "--quiet", is_flag=True, help="Nothing on the terminal but errors.")
 def command(
     paths: tuple[str, ...],
@@ -179,6 +179,7 @@ def _put(target: str, text: str) -> None:
 def _check_outputs(targets: list[Path | str | None], inputs: list[str], force: bool) -> None:
     """Refuse, before any work is done, what cannot or must not be written."""
     from advisor.errors import UsageError
+    from advisor.report.files import is_report
 
     if [str(target) for target in targets].count("-") > 1:
         raise UsageError("--json and --markdown cannot both go to stdout: give one of them a file")
@@ -193,8 +194,8 @@ def _check_outputs(targets: list[Path | str | None], inputs: list[str], force: b
             raise UsageError(f"{file} is a folder: give the name of a file")
         if any("://" not in path and Path(path).resolve() == place for path in inputs):
             raise UsageError(f"{file} is a trace to read: it would be overwritten")
-        if file.exists() and not force:
-            raise UsageError(f"{file} exists: give another name, or --force to overwrite it")
+        if file.exists() and not force and not is_report(file):
+            raise UsageError(f"{file} exists and is no report of this tool: give another name, or --force")
 
 
 @contextmanager

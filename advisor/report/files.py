@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -14,6 +15,11 @@ import msgspec
 from advisor.errors import UsageError
 from advisor.report.format import printable
 from advisor.report.model import Report
+
+#: In the head of each page; what `is_report` knows it by.
+GENERATOR = '<meta name="generator" content="training-advisor">'
+#: A report's mark is within this many bytes of its start or its end.
+_MARK_WITHIN = 4096
 
 
 @contextmanager
@@ -44,6 +50,22 @@ def write_text(path: Path, text: str) -> None:
     """Write a text file as UTF-8; see `writing`. Lone surrogates are written as ``?``."""
     with writing(path, binary=True) as file:
         file.write(text.encode("utf-8", "replace"))
+
+
+def is_report(path: Path) -> bool:
+    """Whether a file is a report of this tool's, as page, JSON or Markdown, which a newer one may replace."""
+    try:
+        with path.open("rb") as file:
+            head = file.read(_MARK_WITHIN)
+            file.seek(max(path.stat().st_size - _MARK_WITHIN, 0))
+            tail = file.read(_MARK_WITHIN)
+    except OSError:
+        return False
+    page = head.lstrip().lower().startswith(b"<!doctype html") and GENERATOR.encode() in head
+    data = re.match(rb'\{\s*"schema_version":\s*"[^"]*",\s*"tool_version":', head) is not None
+    lines = tail.rstrip().rsplit(b"\n", 1)
+    prose = head.startswith(b"### ") and lines[-1].startswith(b"<sub>training-advisor ")
+    return page or data or prose
 
 
 def _umask() -> int:

@@ -18,7 +18,7 @@ from markupsafe import Markup
 
 from advisor.report import breakdown, counter_view, hierarchy, metrics, page, roofline_plot
 from advisor.report import format as fmt
-from advisor.report.files import write_text
+from advisor.report.files import GENERATOR, write_text
 from advisor.report.model import Report
 
 _STYLES = ("advisor.css", "table.css", "plot.css")
@@ -33,6 +33,7 @@ def render(report: Report) -> str:
     table = page.rows(report)
     plot = roofline_plot.plot(report)
     return _environment().get_template("report.html.j2").render(
+        generator=Markup(GENERATOR),
         report=report,
         trace_name=PurePath(report.trace.path).name or report.trace.path,
         trace_ranks=len(report.ranks),

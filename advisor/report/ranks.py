@@ -96,8 +96,8 @@ def remark(waiting: Waiting) -> Quality:
         level="warning" if shown_waits else "info",
         code="ranks.waiting",
         message=f"ranks spend {fmt.duration(waiting.least_ms)} to {fmt.duration(waiting.most_ms)} per step "
-        f"in collectives, rank {waiting.last.rank} the least. {waiting.told_of} is waiting for it, if all ranks "
-        "move the same data"
+        f"in collectives, rank {waiting.last.rank} the least. {waiting.told_of} is waiting for it, if all "
+        "ranks move the same data"
         + ("; GPU busy, kernel time and the share of communication count it as work" if shown_waits else "")
         + f". See what rank {waiting.last.rank} does longer",
     )

@@ -119,6 +119,29 @@ def test_an_existing_output_is_kept_unless_forced(run, folder: Path) -> None:
     assert (folder / "report.html").read_text() != "mine"
 
 
+def test_reports_of_its_own_are_replaced_without_being_forced(run, folder: Path) -> None:
+    # GIVEN the reports of an earlier analysis
+    targets = ("trace.json", "--json", "r.json", "--markdown", "r.md", "-q")
+    assert run(*targets)[0] == 0
+    # WHEN the same command is pasted again THEN it works
+    assert run(*targets) == (0, "", "")
+
+
+@pytest.mark.parametrize(
+    ("name", "option", "content"),
+    [
+        ("r.html", "-o", "<!doctype html><html><head></head><body>training-advisor</body></html>"),
+        ("r.json", "--json", '{"schema_version": "1.0", "mine": 1}'),
+        ("r.md", "--markdown", "# Notes\n\n<sub>training-advisor 0.1.0</sub>\n"),
+        ("l.csv", "--launches", "ts_ns,dur_ns\n"),
+    ],
+)
+def test_files_that_only_look_like_reports_are_kept(run, folder: Path, name, option, content) -> None:
+    (folder / name).write_text(content)
+    assert run("trace.json", option, name)[0] == 2
+    assert (folder / name).read_text() == content
+
+
 @pytest.mark.parametrize("content", [b"", b"not json", b'{"loss": 1}', b"\x1f\x8bbroken"])
 def test_input_that_is_no_trace_ends_with_one_line_and_exit_code_3(run, folder: Path, content) -> None:
     (folder / "odd.json").write_bytes(content)
