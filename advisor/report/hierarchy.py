@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from advisor.report import format as fmt
 from advisor.report.metrics import peaks_used
 from advisor.report.model import MemoryLevel, Report
+from advisor.report.pace import pace
 from advisor.roofline.devices import Device
 from advisor.roofline.hierarchy import hierarchy
 
@@ -54,6 +55,12 @@ def meaning(report: Report) -> str:
         f"FLOP of {fmt.pipe(peaks[0].pipe)} work, the ridge point, to keep those units busy. In this loop "
         f"{fmt.percent(share.memory)} of the device time goes to memory-bound kernels, which do less"
     )
+    found = pace(share, report.kernels)
+    if found.far and found.share >= _MOSTLY:
+        return (
+            f"{text}. The {found.bound}-bound ones reach {fmt.percent(found.efficiency)} of their roof: slow "
+            "or small kernels set the pace."
+        )
     near = next((level for level in levels if level.name.startswith("Shared")), None)
     if share.memory >= _MOSTLY and near and near.bandwidth_bytes_per_s:
         times = fmt.number(near.bandwidth_bytes_per_s / rate)

@@ -18,6 +18,7 @@ from advisor.report.model import (
     StepTime,
     Summary,
 )
+from advisor.report.pace import Pace, meaning, pace, roof_fraction
 from advisor.report.ranks import Waiting, limit
 from advisor.roofline.bound import BOUNDS
 from advisor.trace.events import KERNEL
@@ -29,8 +30,6 @@ _MODEL_FAMILIES = frozenset({"matmul", "attention", "convolution", "rnn"})
 _BUSY_ENOUGH = 0.85
 #: The profiler makes host-bound steps up to this many times as long (docs/capture.md).
 _STRETCH = 2.0
-#: Below this share of its roof, a bound by intensity alone is not what sets the pace.
-_NEAR_ROOF = 0.5
 
 
 def summarise(analysis: Analysis, groups: list[KernelGroup], waiting: Waiting | None = None) -> Summary:
@@ -57,7 +56,7 @@ def summarise(analysis: Analysis, groups: list[KernelGroup], waiting: Waiting | 
         operator_time_ms_per_step=None if on_device else _per_step(analysis, CPU_OP, times=True),
         bound_time_fraction=_bound_fractions(groups),
         coverage=_coverage(analysis),
-        roof_fraction=_roof_fraction(groups),
+        roof_fraction=roof_fraction(groups),
         flops_per_step=_total(useful_flops(g) for g in groups),
         bytes_per_step=_total(
             g.bytes_read + g.bytes_written
@@ -69,9 +68,9 @@ def summarise(analysis: Analysis, groups: list[KernelGroup], waiting: Waiting | 
         cpu_only=analysis.timeline.cpu_only,
     )
     whole = "trace" if analysis.timeline.steps.source == "trace" else "step"
-    efficiency = {bound: _roof_fraction([g for g in groups if g.bound == bound]) for bound in BOUNDS}
+    found = pace(summary.bound_time_fraction, groups)
     summary.verdict = verdict(
-        summary, efficiency, roofs_known=bool(analysis.device.peaks), whole=whole, waiting=waiting
+        summary, found, roofs_known=bool(analysis.device.peaks), whole=whole, waiting=waiting
     )
     return summary
 
@@ -87,7 +86,7 @@ def break_down(analysis: Analysis, groups: list[KernelGroup]) -> Breakdown:
 
 def verdict(
     summary: Summary,
-    efficiency: Mapping[str, float | None],
+    found: Pace,
     *,
     roofs_known: bool,
     whole: str = "step",
@@ -97,7 +96,7 @@ def verdict(
 
     Args:
         summary: the headline figures.
-        efficiency: time at the roof over time taken, of the kernels under each bound.
+        found: what sets the pace of the kernels.
         roofs_known: whether kernels could be set against the device's roofs.
         whole: what the busy share is of: ``"step"``, or ``"trace"`` where no steps are marked.
         waiting: how ranks wait for each other: then one of them limits the loop, whoever's figures these are.
@@ -110,12 +109,10 @@ def verdict(
         first = limit(waiting, first)
     if not roofs_known:
         return f"{first}; the device's roofs are not known, so kernels are not classified."
-    shares = {name: getattr(bound, name) or 0.0 for name in BOUNDS}
-    name = max(shares, key=shares.__getitem__)
     place = "CPU operator" if summary.cpu_only else "device"
     if waiting:
         place = f"rank {waiting.shown}'s {place}"
-    return f"{first}; {shares[name]:.0%} of {place} time is {_meaning(name, efficiency.get(name))}."
+    return f"{first}; {found.share:.0%} of {place} time is {meaning(found)}."
 
 
 def _limit(summary: Summary, whole: str) -> str:
@@ -134,22 +131,6 @@ def _limit(summary: Summary, whole: str) -> str:
         f"{first}: the profiler slows the host, so either host or kernels may limit this loop; the real "
         "step time would tell"
     )
-
-
-def _meaning(bound: str, efficiency: float | None) -> str:
-    """What a bound says of the kernels under it; far from its roof it does not set the pace."""
-    if bound in ("memory", "compute") and efficiency is not None and efficiency < _NEAR_ROOF:
-        return (
-            f"{bound}-bound by intensity, but at {efficiency:.0%} of that roof: "
-            "slow or small kernels set the pace"
-        )
-    return {
-        "memory": "memory-bound: it waits for data, not for arithmetic",
-        "compute": "compute-bound: arithmetic sets the pace",
-        "communication": "communication between ranks",
-        "copy": "copies over the host link",
-        "unknown": "of unknown cost",
-    }[bound]
 
 
 def _peak_memory_bytes(context: Mapping[str, Any]) -> int | None:
@@ -197,14 +178,6 @@ def _coverage(analysis: Analysis) -> Coverage:
         replayed_time_fraction=share(analysis.replayed, everything),
         inferred_time_fraction=share(analysis.inferred, everything),
     )
-
-
-def _roof_fraction(groups: list[KernelGroup]) -> float | None:
-    timed = [g for g in groups if g.efficiency is not None]
-    total = sum(g.time_ms_per_step for g in timed)
-    if not total:
-        return None
-    return sum(min(g.efficiency or 0.0, 1.0) * g.time_ms_per_step for g in timed) / total
 
 
 def _mfu(analysis: Analysis, groups: list[KernelGroup], real_ms: float | None) -> float | None:

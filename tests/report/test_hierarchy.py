@@ -8,6 +8,16 @@ from advisor.roofline.devices import find_device
 from tests.report import reports
 
 
+def near_the_roof(*, memory: float, compute: float):
+    """A report with these shares of its time and kernels that reach most of their roofs."""
+    report = reports.rich()
+    report.summary.bound_time_fraction.memory = memory
+    report.summary.bound_time_fraction.compute = compute
+    for group in report.kernels:
+        group.efficiency = 0.8
+    return report
+
+
 def test_a_level_is_set_against_the_nearest_one_above_whose_rate_is_known():
     levels = memory_levels(find_device(override="h200"))
     # GIVEN that nobody publishes the L2's rate
@@ -23,17 +33,28 @@ def test_a_level_is_set_against_the_nearest_one_above_whose_rate_is_known():
 
 
 def test_the_sentence_gives_the_ridge_point_and_the_share_below_it():
-    report = reports.rich()
-    report.summary.bound_time_fraction.memory = 0.61
+    report = near_the_roof(memory=0.61, compute=0.2)
     said = meaning(report)
     assert "serve 206 FLOP of bf16 tensor work" in said
     assert "61.0%" in said
     assert "6.97× cheaper" in said
 
 
+@pytest.mark.parametrize("bound", ["memory", "compute"])
+def test_the_sentence_agrees_with_the_verdict_far_from_the_roof(bound):
+    # GIVEN a loop whose time is under one bound, at a fifth of that roof
+    report = near_the_roof(**{"memory": 0.2, "compute": 0.2, bound: 0.7})
+    for group in report.kernels:
+        group.efficiency = 0.2
+    # THEN neither bytes nor arithmetic are said to set the pace
+    said = meaning(report)
+    assert f"{bound}-bound ones reach 20.0% of their roof: slow or small kernels set the pace" in said
+    assert "arithmetic sets the pace" not in said
+    assert "cheaper" not in said
+
+
 def test_the_sentence_does_not_advise_fusion_to_a_compute_bound_loop():
-    report = reports.rich()
-    report.summary.bound_time_fraction.memory, report.summary.bound_time_fraction.compute = 0.2, 0.7
+    report = near_the_roof(memory=0.2, compute=0.7)
     said = meaning(report)
     assert "fused" not in said
     assert "arithmetic sets the pace" in said
