@@ -1,0 +1,329 @@
+"""The operators of attention: what is launched, with what, and how autograd is told."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ._attention_backward import key_gradient_kernel, query_gradient_kernel
+from ._attention_forward import forward_kernel
+from ._device import sm_count
+from ._launch import LaunchTable, cdiv, next_power_of_2
+from ._ops import operator
+from ._random import keep_threshold
+
+try:
+    from triton.tools.tensor_descriptor import TensorDescriptor
+except ImportError:
+    # Triton before 3.4, or none: tiles are loaded through pointers.
+    TensorDescriptor = None
+
+#: Keys and values of the heads that are worked on at a time; half of the L2 of an A100 or H100.
+_L2_SHARE_BYTES = 20 * 2**20
+#: A tile's rows are addressed with 32-bit offsets, so strides beyond this are made dense first.
+_MAX_STRIDE = 2**31 // 512
+
+Params = Mapping[str, int]
+
+
+def _tile(block_m: int, block_n: int, warps: int, stages: int, tma: int = 0) -> Params:
+    return {"BLOCK_M": block_m, "BLOCK_N": block_n, "num_warps": warps, "num_stages": stages, "TMA": tma}
+
+
+#: Sizes are head dimensions, padded to a power of two. The default fits in 99 KiB of shared memory.
+FORWARD = LaunchTable(
+    "attention_forward",
+    {
+        "default": [(64, _tile(64, 64, 4, 2)), (128, _tile(64, 32, 4, 2)), (None, _tile(32, 32, 4, 1))],
+        "sm_80": [(64, _tile(128, 64, 4, 3)), (128, _tile(128, 64, 8, 2)), (None, _tile(64, 32, 4, 2))],
+        "sm_90": [
+            (64, _tile(128, 128, 8, 2, 1)),
+            (128, _tile(128, 128, 8, 2, 1)),
+            (None, _tile(128, 64, 8, 2, 1)),
+        ],
+        "interpreter": [(None, _tile(16, 16, 4, 1))],
+    },
+)
+FORWARD_FP32 = LaunchTable(
+    "attention_forward_fp32",
+    {
+        "default": [(64, _tile(64, 32, 4, 1)), (128, _tile(32, 32, 4, 1)), (None, _tile(16, 16, 4, 1))],
+        "interpreter": [(None, _tile(16, 16, 4, 1))],
+    },
+)
+QUERY_GRADIENT = LaunchTable(
+    "attention_query_gradient",
+    {
+        "default": [(64, _tile(64, 64, 4, 1)), (128, _tile(64, 32, 4, 1)), (None, _tile(32, 16, 4, 1))],
+        "sm_80": [(64, _tile(128, 64, 8, 2)), (128, _tile(64, 64, 4, 2)), (None, _tile(64, 32, 4, 1))],
+        "sm_90": [
+            (64, _tile(128, 128, 8, 2, 1)),
+            (128, _tile(128, 64, 8, 2, 1)),
+            (None, _tile(64, 64, 8, 1, 1)),
+        ],
+        "interpreter": [(None, _tile(16, 16, 4, 1))],
+    },
+)
+KEY_GRADIENT = LaunchTable(
+    "attention_key_gradient",
+    {
+        "default": [(64, _tile(32, 64, 4, 1)), (128, _tile(32, 64, 4, 1)), (None, _tile(16, 32, 4, 1))],
+        "sm_80": [(64, _tile(64, 128, 8, 2)), (128, _tile(32, 128, 8, 2)), (None, _tile(16, 64, 8, 1))],
+        "sm_90": [
+            (64, _tile(64, 128, 8, 2, 1)),
+            (128, _tile(64, 128, 8, 2, 1)),
+            (None, _tile(32, 64, 8, 2, 1)),
+        ],
+        "interpreter": [(None, _tile(16, 16, 4, 1))],
+    },
+)
+GRADIENT_FP32 = LaunchTable(
+    "attention_gradient_fp32",
+    {
+        "default": [(64, _tile(32, 32, 4, 1)), (128, _tile(16, 32, 4, 1)), (None, _tile(16, 16, 4, 1))],
+        "interpreter": [(None, _tile(16, 16, 4, 1))],
+    },
+)
+
+
+def _like(x: Tensor, length: int, dim: int, heads: int | None = None) -> Tensor:
+    """Empty (batch, heads, length, dim), laid out as `x`: tokens outside of heads if its are."""
+    batch, own_heads, _, _ = x.shape
+    heads = own_heads if heads is None else heads
+    if x.stride(1) < x.stride(2):
+        return x.new_empty(batch, length, heads, dim).transpose(1, 2)
+    return x.new_empty(batch, heads, length, dim)
+
+
+def _rows(x: Tensor) -> Tensor:
+    """`x`, or a dense copy where a kernel cannot address its rows."""
+    return x if x.stride(3) == 1 and x.stride(2) <= _MAX_STRIDE else x.contiguous()
+
+
+def _takes_tma(x: Tensor, params: Params) -> bool:
+    """Whether the copy engine takes `x`: 16-byte aligned rows, none expanded."""
+    step = 16 // x.element_size()
+    return (
+        bool(params["TMA"])
+        and TensorDescriptor is not None
+        and x.data_ptr() % 16 == 0
+        and all(stride > 0 and stride % step == 0 for stride in x.stride()[:3])
+    )
+
+
+def _described(x: Tensor, rows: int, cols: int) -> Any:
+    return TensorDescriptor(x, list(x.shape), list(x.stride()), [1, 1, rows, cols])
+
+
+def _together(q: Tensor, k: Tensor, v: Tensor, planes: int, per_key_head: int) -> int:
+    """Planes worked on at a time, so that keys and values come from L2; whole groups of query heads."""
+    held = (k.shape[2] * k.shape[3] + v.shape[2] * v.shape[3]) * k.element_size()
+    return max(min(planes, per_key_head * max(1, _L2_SHARE_BYTES // max(held, 1))), 1)
+
+
+def _options(
+    q: Tensor,
+    v: Tensor,
+    bias: Tensor | None,
+    cu_q: Tensor | None,
+    softcap: float,
+    dropout: float,
+    left: int,
+    right: int,
+    lower_right: bool,
+) -> dict[str, Any]:
+    tf32 = q.dtype == torch.float32 and torch.backends.cuda.matmul.allow_tf32
+    keep = keep_threshold(dropout)
+    return {
+        "DIM": q.shape[3],
+        "DIM_V": v.shape[3],
+        "COLS": max(16, next_power_of_2(q.shape[3])),
+        "COLS_V": max(16, next_power_of_2(v.shape[3])),
+        "PACKED": cu_q is not None,
+        "LOWER_RIGHT": lower_right,
+        "LEFT": left >= 0,
+        "RIGHT": right >= 0,
+        "BIAS": 0 if bias is None else 1 if bias.dtype == torch.bool else 2,
+        "SOFTCAP": softcap > 0.0,
+        # At p = 1 nothing is kept: the share of what is kept must stay finite.
+        "DROPOUT": dropout > 0.0,
+        "KEEP": max(keep, 1) if dropout < 1.0 else 0,
+        "PRECISION": "tf32" if tf32 else "ieee",
+    }
+
+
+def _bias_strides(bias: Tensor | None) -> tuple[int, ...]:
+    return (0, 0, 0, 0) if bias is None else tuple(bias.stride())
+
+
+def _pick(table: LaunchTable, fp32: LaunchTable, options: Mapping[str, Any], q: Tensor) -> dict[str, int]:
+    chosen = fp32 if q.dtype == torch.float32 else table
+    return dict(chosen.pick(max(options["COLS"], options["COLS_V"]), q.device))
+
+
+def _forward_fake(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Tensor | None,
+    cu_q: Tensor | None,
+    cu_k: Tensor | None,
+    seed: Tensor | None,
+    scale: float,
+    softcap: float,
+    dropout: float,
+    left: int,
+    right: int,
+    lower_right: bool,
+    max_q: int,
+    max_k: int,
+) -> tuple[Tensor, Tensor]:
+    return _like(q, q.shape[2], v.shape[3]), q.new_empty(q.shape[:3], dtype=torch.float32)
+
+
+def _gradient_fake(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, *rest: Any
+) -> tuple[Tensor, Tensor, Tensor]:
+    return tuple(_like(x, x.shape[2], x.shape[3]) for x in (q, k, v))  # type: ignore[return-value]
+
+
+def _setup(ctx: Any, inputs: Any, output: Any) -> None:
+    ctx.save_for_backward(*inputs[:7], *output)
+    ctx.mark_non_differentiable(output[1])
+    ctx.rest = inputs[7:]
+
+
+def _backward(ctx: Any, grad: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
+    q, k, v, bias, cu_q, cu_k, seed, out, lse = ctx.saved_tensors
+    grads = attention_gradient_op(grad, q, k, v, out, lse, bias, cu_q, cu_k, seed, *ctx.rest)
+    return (*grads, *[None] * 12)
+
+
+@operator("attention_backward", fake=_gradient_fake)
+def attention_gradient_op(
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    bias: Tensor | None,
+    cu_q: Tensor | None,
+    cu_k: Tensor | None,
+    seed: Tensor | None,
+    scale: float,
+    softcap: float,
+    dropout: float,
+    left: int,
+    right: int,
+    lower_right: bool,
+    max_q: int,
+    max_k: int,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of q, k and v, laid out as they are."""
+    dq, dk, dv = (_like(x, x.shape[2], x.shape[3]) for x in (q, k, v))
+    if not (q.numel() and k.numel() and v.numel()) or dropout == 1.0:
+        return dq.zero_(), dk.zero_(), dv.zero_()
+    q, k, v, out, grad = map(_rows, (q, k, v, out, grad))
+    options = _options(q, v, bias, cu_q, softcap, dropout, left, right, lower_right)
+    heads, heads_k = q.shape[1], k.shape[1]
+    batch = q.shape[0] if cu_q is None else cu_q.shape[0] - 1
+    delta = torch.empty_like(lse)
+    scalars = (max_q, max_k, lse.shape[2], scale, softcap, left, right)
+
+    params = _pick(QUERY_GRADIENT, GRADIENT_FP32, options, q)
+    blocks, planes = cdiv(max_q, params["BLOCK_M"]), batch * heads
+    sources: tuple[Any, ...] = (q, k, v, grad)
+    params["TMA"] = cu_q is None and all(_takes_tma(x, params) for x in sources)
+    if params["TMA"]:
+        sources = _descriptors(sources, params, options)
+    query, key, value, grad_source = sources
+    query_gradient_kernel[(planes * blocks,)](
+        query, key, value, out, grad_source, grad, dq, lse, delta, bias, cu_q, cu_k, seed,
+        *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *out.stride()[:3], *grad.stride()[:3],
+        *dq.stride()[:3], *_bias_strides(bias), heads, heads // heads_k, planes, blocks,
+        _together(q, k, v, planes, heads // heads_k), *scalars, **options, **params,
+    )  # fmt: skip
+
+    params = _pick(KEY_GRADIENT, GRADIENT_FP32, options, q)
+    blocks = cdiv(max_k, params["BLOCK_N"])
+    splits = _splits(blocks * batch * heads_k, heads // heads_k, sm_count(q.device))
+    planes = batch * heads_k * splits
+    sources = (q, k, v, grad)
+    params["TMA"] = cu_q is None and all(_takes_tma(x, params) for x in sources)
+    if params["TMA"]:
+        sources = _descriptors(sources, params, options)
+    part_k = dk[None] if splits == 1 else dk.new_empty((splits, *dk.shape), dtype=torch.float32)
+    part_v = dv[None] if splits == 1 else dv.new_empty((splits, *dv.shape), dtype=torch.float32)
+    key_gradient_kernel[(planes * blocks,)](
+        *sources, part_k, part_v, lse, delta, bias, cu_q, cu_k, seed,
+        *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *grad.stride()[:3],
+        *part_k.stride()[:4], *part_v.stride()[:4], *_bias_strides(bias), heads, heads // heads_k, planes, blocks,
+        _together(k, q, grad, planes, splits), *scalars, splits, **options, **params,
+    )  # fmt: skip
+    if splits > 1:
+        dk.copy_(part_k.sum(0))
+        dv.copy_(part_v.sum(0))
+    return dq, dk, dv
+
+
+def _descriptors(sources: tuple[Any, ...], params: Params, options: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Descriptors of q, k, v and, if given, the output's gradient."""
+    shapes = (("M", "COLS"), ("N", "COLS"), ("N", "COLS_V"), ("M", "COLS_V"))
+    return tuple(
+        _described(x, params[f"BLOCK_{rows}"], options[cols])
+        for x, (rows, cols) in zip(sources, shapes, strict=False)
+    )
+
+
+def _splits(programs: int, group: int, processors: int) -> int:
+    """Into how many parts to share out the query heads of a key head, so that each processor has a program."""
+    divisors = [d for d in range(1, group + 1) if group % d == 0]
+    return next((d for d in divisors if programs * d >= processors), group)
+
+
+@operator("attention", fake=_forward_fake, backward=_backward, setup_context=_setup)
+def attention_op(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Tensor | None,
+    cu_q: Tensor | None,
+    cu_k: Tensor | None,
+    seed: Tensor | None,
+    scale: float,
+    softcap: float,
+    dropout: float,
+    left: int,
+    right: int,
+    lower_right: bool,
+    max_q: int,
+    max_k: int,
+) -> tuple[Tensor, Tensor]:
+    """The output, laid out as q, and the log-sum-exp of each row's scores in the kernels' own units.
+
+    q, k and v are (batch, heads, tokens, dim); packed sequences have batch 1 and `cu_q`, `cu_k`. `left` and
+    `right` bound the window, negative for no bound; `softcap` 0 is none; `bias` is expanded to (batch, heads,
+    q tokens, k tokens).
+    """
+    out, lse = _like(q, q.shape[2], v.shape[3]), q.new_empty(q.shape[:3], dtype=torch.float32)
+    if not (q.numel() and k.numel() and v.numel()) or dropout == 1.0:
+        return out.zero_(), lse.fill_(torch.inf)
+    q, k, v = map(_rows, (q, k, v))
+    options = _options(q, v, bias, cu_q, softcap, dropout, left, right, lower_right)
+    params = _pick(FORWARD, FORWARD_FP32, options, q)
+    heads, group = q.shape[1], q.shape[1] // k.shape[1]
+    batch = q.shape[0] if cu_q is None else cu_q.shape[0] - 1
+    blocks, planes = cdiv(max_q, params["BLOCK_M"]), batch * heads
+    sources: tuple[Any, ...] = (q, k, v)
+    params["TMA"] = cu_q is None and all(_takes_tma(x, params) for x in sources)
+    if params["TMA"]:
+        sources = _descriptors(sources, params, options)
+    forward_kernel[(planes * blocks,)](
+        *sources, out, lse, bias, cu_q, cu_k, seed,
+        *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *out.stride()[:3], *_bias_strides(bias),
+        heads, group, planes, blocks, _together(q, k, v, planes, group), max_q, max_k, lse.shape[2],
+        scale, softcap, left, right, **options, **params,
+    )  # fmt: skip
+    return out, lse
