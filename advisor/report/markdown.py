@@ -125,12 +125,14 @@ def _kernels(report: Report) -> Iterator[str]:
                 fmt.percent(group.time_fraction),
                 fmt.number(group.intensity),
                 prose(group.bound, 40),
-                fmt.percent(group.efficiency),
+                metrics.efficiency(group),
             )
             for group in groups[:TOP_KERNELS]
         ],
         numbers=(4, 5, 6, 8),
     )
+    for note in metrics.above_roof_notes(groups[:TOP_KERNELS]):
+        yield f"{prose(note)}\\"
 
 
 def _ranks(report: Report) -> Iterator[str]:

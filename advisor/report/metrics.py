@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from advisor.report import format as fmt
 from advisor.report.model import CrossCheck, KernelGroup, Peak, Report
 
 _COSTS_REMEDY = "record shapes (record_shapes=True) and name the device (--device)"
+
+#: What a flag of a kernel means, for its tooltip and the glossary.
+FLAGS = {
+    "latency": "too small to fill the device: fuse it, or launch fewer",
+    "inefficient": "large, and far from its roof: a better kernel exists",
+    "few_blocks": "too few thread blocks to give work to half the multiprocessors",
+    "cached": "faster than device memory allows, as far as the cache explains it",
+    "above_roof": "above its roof beyond what the cache explains: its cost or the roof is wrong",
+    "no_roof": "has a cost, but the device has no figure to set it against",
+    "pageable": "copied from or to pageable host memory: pin it (pin_memory=True)",
+    "padded": "much of its arithmetic is on padding: sizes that are multiples of its tile save it",
+}
+#: Of these, the ones that say why a group is above its roof.
+_ABOVE = ("cached", "above_roof")
 
 
 @dataclass(frozen=True)
@@ -77,6 +92,20 @@ def total_bytes(group: KernelGroup) -> float | None:
     if group.bytes_read is None or group.bytes_written is None:
         return None
     return group.bytes_read + group.bytes_written
+
+
+def efficiency(group: KernelGroup) -> str:
+    """Efficiency for a table; ``299%!`` where a flag says why it is above the roof (`above_roof_notes`)."""
+    value = group.efficiency
+    if value is None or not fmt.known(value) or value <= 1 or not set(_ABOVE) & set(group.flags):
+        return fmt.percent(value)
+    return f"{100 * value:.0f}%!" if value < 10 else ">999%!"
+
+
+def above_roof_notes(groups: Iterable[KernelGroup]) -> list[str]:
+    """What the marks of `efficiency` in these rows mean, one line a kind; empty without marks."""
+    flags = {flag for group in groups if efficiency(group).endswith("!") for flag in group.flags}
+    return [f"! {flag}: {FLAGS[flag]}" for flag in _ABOVE if flag in flags]
 
 
 def differs(check: CrossCheck) -> bool:

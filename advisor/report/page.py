@@ -11,6 +11,7 @@ from typing import Any
 from advisor.report import format as fmt
 from advisor.report import metrics
 from advisor.report.breakdown import family_colours
+from advisor.report.metrics import FLAGS
 from advisor.report.model import KernelGroup, Loss, Quality, Report
 from advisor.report.names import short_name
 
@@ -49,17 +50,6 @@ COLUMNS = (
     Column("Efficiency", "number", "Time of the useful work at the roof, over the time taken"),
     Column("Flags", "text", "What else is remarkable; each flag says so on its own"),
 )
-#: What a flag of a kernel means, for its tooltip and the glossary.
-FLAGS = {
-    "latency": "too small to fill the device: fuse it, or launch fewer",
-    "inefficient": "large, and far from its roof: a better kernel exists",
-    "few_blocks": "too few thread blocks to give work to half the multiprocessors",
-    "cached": "faster than device memory allows, as far as the cache explains it",
-    "above_roof": "above its roof beyond what the cache explains: its cost or the roof is wrong",
-    "no_roof": "has a cost, but the device has no figure to set it against",
-    "pageable": "copied from or to pageable host memory: pin it (pin_memory=True)",
-    "padded": "much of its arithmetic is on padding: sizes that are multiples of its tile save it",
-}
 
 
 @dataclass(frozen=True)

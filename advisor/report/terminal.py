@@ -14,7 +14,7 @@ from rich.text import Text
 
 from advisor.report import breakdown, counter_view, metrics
 from advisor.report import format as fmt
-from advisor.report.model import CounterSummary, Report
+from advisor.report.model import CounterSummary, KernelGroup, Report
 from advisor.report.names import short_name
 
 #: Kernel groups listed; the page has them all.
@@ -165,7 +165,7 @@ class _View:
         more = [self._text(f"and {rest} more", "dim")] if rest > 0 else []
         return Group(self._text(bar.title, "bold"), table, *more)
 
-    def _kernels(self) -> Table:
+    def _kernels(self) -> Group:
         groups = metrics.by_time(self._report.kernels)
         title = self._text(f"Top {min(TOP_KERNELS, len(groups))} of {len(groups):,} kernel groups", "bold")
         table = Table(
@@ -183,18 +183,23 @@ class _View:
         table.add_column("bound", no_wrap=True, overflow=self._overflow, width=7)
         table.add_column("eff.", justify="right", no_wrap=True, width=6)
         for group in groups[:TOP_KERNELS]:
-            names = [short_name(group.name, name_width)]
+            names = [self._text(short_name(group.name, name_width))]
             if self._wide:
-                names += [group.op or fmt.MISSING, group.module or fmt.MISSING]
+                around = (group.op or fmt.MISSING, group.module or fmt.MISSING)
+                names += [self._text(fmt.shorten(name, 100)) for name in around]
+            elif place := _place(group, name_width):
+                # There is no room for columns of their own.
+                names[0].append("\n").append_text(self._text(place, "dim"))
             table.add_row(
-                *(self._text(fmt.shorten(name, 100)) for name in names),
+                *names,
                 self._text(_SHORT.get(group.phase, group.phase), "dim"),
                 self._text(fmt.milliseconds(group.time_ms_per_step), "bold"),
                 self._text(fmt.percent(group.time_fraction)),
                 self._text(_SHORT.get(group.bound, group.bound), _BOUND_STYLES.get(group.bound, "dim")),
-                self._text(fmt.percent(group.efficiency)),
+                self._text(metrics.efficiency(group)),
             )
-        return table
+        notes = metrics.above_roof_notes(groups[:TOP_KERNELS])
+        return Group(table, *(self._text(note, "dim") for note in notes))
 
     def _counters(self, counters: CounterSummary) -> Group:
         table = Table.grid(padding=(0, 2))
@@ -212,3 +217,13 @@ class _View:
             style = _LEVEL_STYLES.get(remark.level, "dim")
             table.add_row(self._text(remark.level, style), self._text(fmt.shorten(remark.message, 500)))
         return table
+
+
+def _place(group: KernelGroup, width: int) -> str:
+    """Operator and module on one line; without the operator where its name is the group's own."""
+    op = fmt.one_line(group.op.removeprefix("aten::") if group.op and group.op != group.name else "")
+    module = fmt.one_line(group.module or "")
+    if op and module:
+        op = fmt.shorten(op, max(width // 2 - 2, width - 3 - len(module)))
+        module = fmt.shorten(module, width - 3 - len(op))
+    return fmt.shorten(" · ".join(filter(None, (op, module))), width)

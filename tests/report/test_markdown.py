@@ -97,3 +97,11 @@ def test_what_was_not_measured_says_how_to_get_it(unknown_report):
 def test_ranks_are_listed_with_their_waiting(rich_report):
     row = next(line for line in markdown.render(rich_report).splitlines() if line.startswith("| 1 |"))
     assert cells(row)[-1].strip() == "1.73 ms"
+
+
+def test_what_is_above_its_roof_is_marked_and_explained(rich_report):
+    assert "%!" not in markdown.render(rich_report)
+    rich_report.kernels[0].efficiency, rich_report.kernels[0].flags = 2.994, ["above_roof"]
+    text = markdown.render(rich_report)
+    assert "| 299%! |" in text
+    assert "above\\_roof: above its roof" in text

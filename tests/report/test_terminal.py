@@ -83,3 +83,41 @@ def test_another_tools_figures_are_shown_where_they_were_asked_for(rich_report):
     assert ["and", "1", "of", "its", "own", "in", "the", "report"] in rows
     rich_report.cross_checks = []
     assert "Checked against" not in rendered(rich_report)
+
+
+def test_a_narrow_terminal_shows_operator_and_module_below_the_kernel(rich_report):
+    # GIVEN a copy that could be anywhere, and one with long names around it
+    longest, second = rich_report.kernels[:2]
+    longest.name, longest.op, longest.module = "direct_copy_kernel_cuda", "aten::copy_", "blocks.*.attn"
+    second.op, second.module = (
+        "aten::_scaled_dot_product_flash_attention_backward",
+        "model.layers.*.self_attn",
+    )
+    # WHEN there is no room for columns of their own
+    lines = [line.strip() for line in rendered(rich_report, width=80).splitlines()]
+    # THEN the line below the kernel says where it is from
+    at = next(i for i, line in enumerate(lines) if line.startswith("direct_copy_kernel_cuda"))
+    assert lines[at + 1] == "copy_ · blocks.*.attn"
+    # AND of both names something is left where both do not fit
+    assert any(line.startswith("_scaled_d…") and line.endswith("self_attn") for line in lines)
+    # AND a wide terminal has columns for them
+    wide = rendered(rich_report, width=140)
+    assert "aten::copy_" in wide
+    assert "copy_ · blocks" not in wide
+
+
+def test_what_is_above_its_roof_is_marked_and_explained(rich_report):
+    plain = rendered(rich_report)
+    assert "%!" not in plain
+    # GIVEN one group far above its roof, one that the cache explains, one on its roof within the noise
+    groups = rich_report.kernels[:3]
+    groups[0].efficiency, groups[0].flags = 2.994, ["above_roof"]
+    groups[1].efficiency, groups[1].flags = 761.8, ["cached"]
+    groups[2].efficiency, groups[2].flags = 1.02, []
+    text = rendered(rich_report)
+    # THEN
+    assert "299%!" in text
+    assert ">999%!" in text
+    assert "102.0%" in text
+    assert "! above_roof: above its roof" in text
+    assert "! cached: faster than device memory allows" in text
