@@ -13,6 +13,7 @@ import numpy as np
 from advisor.errors import UsageError
 from advisor.roofline.attach import LaunchCosts, attach_costs, gather_host_operators
 from advisor.roofline.bound import Bounds, classify_many
+from advisor.roofline.collectives import Message, collective_kind
 from advisor.roofline.devices import Device, find_device
 from advisor.roofline.graphs import Replays, find_replays, infer_replays
 from advisor.roofline.launch_class import (
@@ -25,6 +26,7 @@ from advisor.roofline.launch_class import (
     launch_classes,
 )
 from advisor.roofline.measured import choose_roofs
+from advisor.roofline.messages import find_messages, link_bytes_per_s
 from advisor.trace.intervals import union_ns
 from advisor.trace.link import Timeline
 from advisor.trace.steps import step_times_ns
@@ -69,6 +71,7 @@ class Analysis:
         found = attach_costs(self.timeline, self.device)
         # Memsets and copies within the device move what the trace states, whatever operator asked for them.
         found.put_traffic(*device_traffic(self.classes, self.timeline.launches.bytes))
+        found.put_traffic(*self._collective_traffic())
         return found
 
     @property
@@ -99,7 +102,34 @@ class Analysis:
             grid_blocks=rows.grid_blocks,
             flops_padding=costs.flops_padding,
             bytes_reread=costs.bytes_reread,
+            bus_bytes=self._bus_bytes(),
         )
+
+    @cached_property
+    def messages(self) -> dict[int, Message]:
+        """What each collective moves, by launch."""
+        rows = np.flatnonzero(self.collective)
+        # An operator around a graph's launch is not that of what is in the graph.
+        outside, inside = rows[~self.replayed[rows]], rows[self.replayed[rows]]
+        found = dict(zip(outside.tolist(), find_messages(self.timeline, outside), strict=True))
+        names, name = self.timeline.trace.names, self.timeline.launches.name
+        return found | {row: Message(collective_kind(names[name[row]])) for row in inside.tolist()}
+
+    def _collective_traffic(self) -> tuple[np.ndarray, np.ndarray]:
+        """Memory traffic of collectives whose input and output are both known; NaN elsewhere."""
+        read, written = np.full((2, len(self.timeline.launches)), np.nan)
+        for row, message in self.messages.items():
+            if message.bytes_in is not None and message.bytes_out is not None:
+                read[row], written[row] = message.bytes_in, message.bytes_out
+        return read, written
+
+    def _bus_bytes(self) -> np.ndarray:
+        """Bytes that collectives move over a link that their group is known to share; NaN elsewhere."""
+        found = np.full(len(self.timeline.launches), np.nan)
+        for row, message in self.messages.items():
+            if message.bus_bytes is not None and link_bytes_per_s(self.device, self.timeline, message):
+                found[row] = message.bus_bytes
+        return found
 
     @cached_property
     def counted(self) -> np.ndarray:

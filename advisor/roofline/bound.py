@@ -29,8 +29,10 @@ from advisor.roofline.launch_class import (
     PEER_COPY,
     device_traffic,
     launch_classes,
+    measured_link,
 )
 from advisor.roofline.launch_class import COMPUTE as COMPUTE_CLASS
+from advisor.trace.names import coded
 
 #: Codes of `Bounds.bound`.
 BOUNDS = ("unknown", "memory", "compute", "communication", "copy")
@@ -69,8 +71,10 @@ class Bound:
         intensity: FLOP/byte as the device does them; None without a cost.
         ridge: FLOP/byte of the pipe in use, or None.
         attainable_flops_per_s: the roof at this intensity, or None; 0 where nothing is computed.
-        roof_ns: time that the useful work would take at the roof (for a copy, at the link's rate), or None.
-        efficiency: `roof_ns` over the time taken, or None. Above 1 where a cache serves the data.
+        roof_ns: time that the useful work would take at the roof (for a copy or collective, at the link's
+            rate), or None.
+        efficiency: `roof_ns` over the time taken, or None. Above 1 where a cache serves the data. The time of
+            a collective includes waiting for other ranks.
         flags: of `FLAGS`.
     """
 
@@ -147,6 +151,7 @@ def classify_many(
     grid_blocks: np.ndarray | None = None,
     flops_padding: np.ndarray | None = None,
     bytes_reread: np.ndarray | None = None,
+    bus_bytes: np.ndarray | None = None,
 ) -> Bounds:
     """What bounds each of n launches.
 
@@ -164,6 +169,8 @@ def classify_many(
         grid_blocks: (n,), thread blocks; negative or 0 where not known.
         flops_padding: float64 (n,), the part of `flops` that no result needs; None for none.
         bytes_reread: float64 (n,), the part of `bytes_moved` that is fetched again; None for none.
+        bus_bytes: float64 (n,), what a collective moves over the link between devices in one direction; NaN
+            where that is not known, or not that its group has that link. None for nowhere.
     """
     n = len(dur_ns)
     classes = launch_classes(kind, name, names)
@@ -199,10 +206,12 @@ def classify_many(
     bound[np.isin(classes, (HOST_COPY, PAGEABLE_COPY, PEER_COPY, OTHER_COPY))] = COPY
 
     link = np.full(n, np.nan)
-    link[np.isin(classes, (HOST_COPY, PAGEABLE_COPY))] = device.link_bytes_per_s or np.nan
-    link[classes == PEER_COPY] = device.peer_bytes_per_s or np.nan
-    roof_ns = np.where(roofed, roof_ns, copied / link * 1e9)
-    roof_ns[classes == COLLECTIVE] = np.nan
+    host_copy = np.isin(classes, (HOST_COPY, PAGEABLE_COPY))
+    link[host_copy] = _host_link(device, name[host_copy], names)
+    link[np.isin(classes, (PEER_COPY, COLLECTIVE))] = device.peer_bytes_per_s or np.nan
+    over_bus = np.full(n, np.nan) if bus_bytes is None else bus_bytes
+    crossing = np.where(classes == COLLECTIVE, over_bus, copied)
+    roof_ns = np.where(roofed, roof_ns, crossing / link * 1e9)
     efficiency = roof_ns / taken
 
     far = efficiency < FAR
@@ -239,6 +248,12 @@ def classify_many(
         efficiency=efficiency,
         flags=flags,
     )
+
+
+def _host_link(device: Device, name: np.ndarray, names: Sequence[str]) -> np.ndarray:
+    """Rate of the host link for each of these copies: measured in its way and direction where it was."""
+    whole = device.link_bytes_per_s or np.nan
+    return coded(names, name, lambda text: device.measured_links.get(measured_link(text), whole), np.float64)
 
 
 def classify(

@@ -27,7 +27,9 @@ _FIGURES = (
     "bandwidth_bytes_per_s", "peer_bytes_per_s", "memory_gib", "l2_mib", "l2_bytes_per_clk", "llc_mib",
     "llc_bytes_per_s", "sms",
 )  # fmt: skip
-_TEXTS = ("title", "arch", "host_link", "source", "note", "like")
+_TEXTS = ("title", "arch", "host_link", "peer_fabric", "source", "note", "like")
+#: How devices are joined: all behind a switch, each with each of eight, or perhaps by a bridge.
+_FABRICS = ("switch", "mesh", "bridge")
 _LISTS = ("match", "aliases", "unknown")
 _HOST, _DISK = "host_bytes_per_s", "disk_bytes_per_s"
 _DISK_RULE = (
@@ -55,6 +57,7 @@ class Row:
         figures: by the keys of the TOML and the names in `PIPES`; the host link is ``host_bytes_per_s``, and
             a drive that keeps up with it ``disk_bytes_per_s``.
         arch: ``sm_80``, ``gfx942``; empty if not given.
+        peer_fabric: ``switch``, ``mesh`` or ``bridge``; empty if not given.
         note: what a reader of the figures must know.
         user: whether a user's file made or changed it.
     """
@@ -65,6 +68,7 @@ class Row:
     aliases: tuple[str, ...] = ()
     figures: Mapping[str, Figure] = field(default_factory=dict)
     arch: str = ""
+    peer_fabric: str = ""
     source: str = ""
     note: str = ""
     user: bool = False
@@ -190,6 +194,7 @@ class _Reader:
             aliases=tuple(raw.get("aliases", same.aliases)),
             figures=figures,
             arch=raw.get("arch", parent.arch if parent else ""),
+            peer_fabric=raw.get("peer_fabric", parent.peer_fabric if parent else ""),
             source=source,
             note=raw.get("note", same.note),
             user=self._user,
@@ -203,6 +208,8 @@ class _Reader:
             if key in _TEXTS:
                 if not isinstance(value, str):
                     raise self._error(table, key, f"must be text, not {value!r}")
+                if key == "peer_fabric" and value not in _FABRICS:
+                    raise self._error(table, key, f"must be one of {', '.join(_FABRICS)}, not {value!r}")
             elif key in _LISTS:
                 if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
                     raise self._error(table, key, f"must be a list of texts, not {value!r}")

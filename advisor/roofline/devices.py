@@ -43,6 +43,10 @@ class Device:
         sms: streaming multiprocessors, compute units, or cores of a CPU.
         link_bytes_per_s: between host and device, in one direction.
         peer_bytes_per_s: between devices (NVLink, Infinity Fabric), in one direction.
+        peer_fabric: how devices are joined: ``switch``, ``mesh`` (each with each of eight), ``bridge``
+            (pairs, where one was bought) or empty.
+        measured_links: measured rates of the host link by class and direction of copy: ``to_device_pinned``,
+            ``to_device_pageable``, ``to_host_pinned``, ``to_host_pageable``.
         arch: ``sm_90``, ``gfx942``; empty if not known.
         registers_per_sm, shared_bytes_per_sm: 32-bit registers and bytes of shared memory of one
             multiprocessor, as the driver reported them.
@@ -66,6 +70,8 @@ class Device:
     link_source: str = ""
     peer_bytes_per_s: float | None = None
     peer_source: str = ""
+    peer_fabric: str = ""
+    measured_links: Mapping[str, float] = field(default_factory=dict)
     arch: str = ""
     registers_per_sm: int | None = None
     shared_bytes_per_sm: int | None = None
@@ -305,6 +311,7 @@ def _device(row: Row, properties: Mapping[str, Any] | None) -> Device:
         link_source=source("host_bytes_per_s"),
         peer_bytes_per_s=value("peer_bytes_per_s"),
         peer_source=source("peer_bytes_per_s"),
+        peer_fabric=row.peer_fabric,
         arch=row.arch,
         registers_per_sm=_whole(properties, "regsPerMultiprocessor"),
         shared_bytes_per_sm=_shared(properties),

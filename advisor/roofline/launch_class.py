@@ -18,6 +18,7 @@ _HOST = re.compile(
     r"htod|dtoh|htoa|atoh|host_?to_?device|device_?to_?host"
     r"|(host|pinned|pageable) -> (device|array)|(device|array) -> (host|pinned|pageable)"
 )
+_TO_HOST = re.compile(r"dtoh|atoh|device_?to_?host|(device|array) -> (host|pinned|pageable)")
 _PEER = re.compile(r"ptop|peer")
 _DEVICE = re.compile(r"dtod|atoa|atod|dtoa|device_?to_?device|device -> device")
 
@@ -56,6 +57,20 @@ def launch_classes(kind: np.ndarray, name: np.ndarray, names: Sequence[str]) -> 
     pairs, inverse = np.unique(name.astype(np.int64) * kinds + kind, return_inverse=True)
     found = [launch_class(names[pair // kinds], pair % kinds) for pair in pairs.tolist()]
     return np.array(found, np.uint8)[inverse.reshape(-1)]
+
+
+def measured_link(name: str) -> str:
+    """Which measured figure of the host link a copy is set against, by its name: direction and host memory.
+
+    What does not say whether its host memory is pinned counts as pinned, the faster one.
+
+    Example:
+        >>> measured_link("Memcpy DtoH (Device -> Pageable)")
+        'to_host_pageable'
+    """
+    lowered = name.lower()
+    direction = "to_host" if _TO_HOST.search(lowered) else "to_device"
+    return f"{direction}_{'pageable' if 'pageable' in lowered else 'pinned'}"
 
 
 def device_traffic(classes: np.ndarray, copy_bytes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -113,6 +113,7 @@ def with_measured(device: Device, measured: Measured) -> Device:
         bandwidth_source=source,
         link_bytes_per_s=link or device.link_bytes_per_s,
         link_source=source if link else device.link_source,
+        measured_links={key: rate for key, rate in measured.link_bytes_per_s.items() if rate > 0},
     )
 
 

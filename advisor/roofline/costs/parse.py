@@ -20,6 +20,8 @@ _DTYPES = {
     "unsigned long": "int64", "unsigned long int": "int64",
     "short": "int16", "short int": "int16", "int16": "int16", "unsigned short": "int16",
     "signed char": "int8", "char": "int8", "int8": "int8", "unsigned char": "uint8", "uint8": "uint8",
+    "Short": "int16", "Char": "int8", "Byte": "uint8",
+    "Float8_e4m3fn": "fp8", "Float8_e5m2": "fp8", "Float8_e4m3fnuz": "fp8", "Float8_e5m2fnuz": "fp8",
     "bool": "bool", "Bool": "bool",
     "c10::complex<double>": "complex128", "c10::complex<float>": "complex64",
     "c10::complex<c10::Half>": "complex32",
