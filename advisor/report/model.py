@@ -187,7 +187,7 @@ class Summary(Struct, kw_only=True):
     bound_time_fraction: BoundTimeFraction
     #: What the figures stand on.
     coverage: Coverage
-    #: Time at the roof over time taken, over all costed kernels.
+    #: Time at the roof over time taken, over all costed kernels but collectives.
     roof_fraction: float | None = None
     #: FLOPs of the costed launches of a step, without padding; null if none is costed.
     flops_per_step: float | None = None
