@@ -1,0 +1,54 @@
+"""Bias + GELU and gated activations: memory-bound; bytes are each input read and each output written once."""
+
+from collections.abc import Iterator
+
+import torch
+from advisor.kernels import activations as act
+
+from benchmarks.kernels.harness import Case, compiled, forward, forward_backward
+
+GATED = [(16384, 11008), (8192, 14336), (4096, 4096), (1024, 11008), (32768, 2048), (65536, 1024)]
+BIAS = [(16384, 4096), (8192, 3072), (32768, 2048), (2048, 8192), (65536, 1024), (8192, 16384)]
+
+
+def _randn(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+
+
+def _liger_swiglu(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    from liger_kernel.ops.swiglu import LigerSiLUMulFunction
+
+    return LigerSiLUMulFunction.apply(gate, up)
+
+
+def _bias_gelu(x: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    return act.bias_gelu(x, bias, "tanh")
+
+
+def _bias_gelu_eager(x: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    return act.bias_activation_reference(x, bias, "gelu_tanh")
+
+
+def cases(quick: bool) -> Iterator[Case]:
+    """Forward, and forward with backward, of each."""
+    for rows, columns in GATED[:1] if quick else GATED:
+        yield from _both(
+            "swiglu", rows, columns, lambda r=rows, c=columns: (_randn(r, c), _randn(r, c)),
+            act.swiglu, act.gated_activation_reference, {"liger": _liger_swiglu}, (3, 8),
+        )  # fmt: skip
+    for rows, columns in BIAS[:1] if quick else BIAS:
+        yield from _both(
+            "bias_gelu_tanh", rows, columns, lambda r=rows, c=columns: (_randn(r, c), _randn(c)),
+            _bias_gelu, _bias_gelu_eager, {}, (2, 5),
+        )  # fmt: skip
+
+
+def _both(kernel, rows, columns, inputs, ours, eager, others, passes) -> Iterator[Case]:
+    directions = (("forward", forward), ("forward+backward", forward_backward))
+    for (direction, timed), visits in zip(directions, passes, strict=True):
+        functions = {"ours": ours, "eager": eager, "compile": compiled(eager)} | others
+        yield Case(
+            kernel, f"{rows}x{columns}", "bf16", direction, inputs,
+            {name: timed(function) for name, function in functions.items()},
+            bytes=visits * rows * columns * 2,
+        )  # fmt: skip
