@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -12,6 +12,7 @@ import numpy as np
 from advisor import __version__
 from advisor.errors import InputError
 from advisor.report.analysis import Analysis, analyse_timeline
+from advisor.report.communication import Exchange, Key, collective_groups, exchanges, shortest_ns
 from advisor.report.counters import add_counters
 from advisor.report.groups import kernel_groups
 from advisor.report.hierarchy import memory_levels
@@ -108,6 +109,7 @@ def analyze_files(
     outside_graphs = load(reference, limit_bytes=limit_bytes) if reference else None
     primary: Analysis | None = None
     ranks: list[RankSummary] = []
+    exchanged: dict[int, dict[Key, Exchange]] = {}
     traces: list[TraceFile] = []
     unreadable: list[Quality] = []
     for file in files:
@@ -129,6 +131,8 @@ def analyze_files(
             reference=outside_graphs,
         )
         ranks.append(_rank_summary(analysis))
+        if len(files) > 1 and analysis.timeline.trace.rank is not None:
+            exchanged[analysis.timeline.trace.rank] = exchanges(analysis)
         traces.append(_trace_file(analysis))
         if primary is None or _comes_before(analysis, primary):
             primary = analysis
@@ -138,18 +142,21 @@ def analyze_files(
         )
     add_waiting(ranks)
     waiting = find_waiting(ranks, primary.timeline.trace.rank)
-    report = build_report(primary, waiting)
+    report = build_report(primary, waiting, shortest_ns(exchanged.values()))
     if len(ranks) > 1:
         _add_ranks(report, ranks, traces)
     report.data_quality = by_level(unreadable + report.data_quality)
     return report, primary
 
 
-def build_report(analysis: Analysis, waiting: Waiting | None = None) -> Report:
+def build_report(
+    analysis: Analysis, waiting: Waiting | None = None, transfers_ns: Mapping[Key, int] | None = None
+) -> Report:
     """The report on one trace.
 
     Args:
         waiting: how the trace's rank and others of its job wait for each other.
+        transfers_ns: time of collectives on the ranks where they are shortest.
     """
     groups = kernel_groups(analysis)
     summary = summarise(analysis, groups, waiting)
@@ -171,6 +178,7 @@ def build_report(analysis: Analysis, waiting: Waiting | None = None) -> Report:
         summary=summary,
         breakdown=break_down(analysis, groups),
         kernels=groups,
+        communication=collective_groups(analysis, transfers_ns),
         data_quality=[*([remark(waiting)] if waiting else []), *data_quality(analysis, summary)],
     )
 

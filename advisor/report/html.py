@@ -16,7 +16,15 @@ from typing import Any
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
-from advisor.report import breakdown, counter_view, hierarchy, metrics, page, roofline_plot
+from advisor.report import (
+    breakdown,
+    communication_view,
+    counter_view,
+    hierarchy,
+    metrics,
+    page,
+    roofline_plot,
+)
 from advisor.report import format as fmt
 from advisor.report.files import GENERATOR, write_text
 from advisor.report.model import Report
@@ -61,6 +69,7 @@ def render(report: Report) -> str:
         levels_meaning=hierarchy.meaning(report),
         counter_figures=counter_view.figures(report.counters) if report.counters else [],
         counter_rows=counter_view.rows(report),
+        communication_note=communication_view.note(report),
         # The style and script are this package's own; the JSON is escaped for a script element.
         style=Markup("\n".join(_asset(name) for name in _STYLES)),
         script=Markup(script),
@@ -88,6 +97,7 @@ def _environment() -> Environment:
     )
     filters: dict[str, Any] = {
         "bytes_per_s": fmt.bytes_per_s,
+        "collective": communication_view.label,
         "count": fmt.count,
         "duration": fmt.duration,
         "flops_per_s": fmt.flops_per_s,

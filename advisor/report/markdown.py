@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-from advisor.report import breakdown, counter_view, hierarchy, metrics
+from advisor.report import breakdown, communication_view, counter_view, hierarchy, metrics
 from advisor.report import format as fmt
 from advisor.report.model import CounterSummary, Finding, Report
 from advisor.report.names import short_name
@@ -55,6 +55,8 @@ def _lines(report: Report) -> Iterator[str]:
     yield from _folded("Where the step goes", _bars(report))
     if report.kernels:
         yield from _folded(f"Top kernels of {len(report.kernels):,} groups", _kernels(report))
+    if report.communication:
+        yield from _folded("Communication", _communication(report))
     if len(report.ranks) > 1:
         yield from _folded(f"{len(report.ranks)} ranks", _ranks(report))
     if report.counters:
@@ -133,6 +135,32 @@ def _kernels(report: Report) -> Iterator[str]:
     )
     for note in metrics.above_roof_notes(groups[:TOP_KERNELS]):
         yield f"{prose(note)}\\"
+
+
+def _communication(report: Report) -> Iterator[str]:
+    yield from _table(
+        (
+            "Collective", "Ranks", "Calls", "Payload", "Time", "Transfer", "Exposed", "Hidden",
+            "Bus bandwidth", "of the link",
+        ),
+        [
+            (
+                prose(communication_view.label(group), 80),
+                fmt.count(group.ranks),
+                fmt.count(group.calls_per_step),
+                fmt.nbytes(group.payload_bytes),
+                fmt.duration(group.time_ms_per_step),
+                fmt.duration(group.transfer_ms_per_step),
+                fmt.duration(group.exposed_ms_per_step),
+                fmt.percent(group.overlap_fraction),
+                fmt.bytes_per_s(group.bus_bandwidth_bytes_per_s),
+                fmt.percent(group.efficiency),
+            )
+            for group in report.communication[:TOP_KERNELS]
+        ],
+        numbers=range(1, 10),
+    )  # fmt: skip
+    yield prose(communication_view.note(report))
 
 
 def _ranks(report: Report) -> Iterator[str]:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import pandas
 
 #: Raised when a field changes meaning or goes (major) or is added (minor).
-SCHEMA_VERSION = "1.3"
+SCHEMA_VERSION = "1.4"
 
 
 class Struct(msgspec.Struct):
@@ -300,6 +300,42 @@ class KernelGroup(Struct, kw_only=True):
     measured: Measured | None = None
 
 
+class CollectiveGroup(Struct, kw_only=True):
+    """Collectives of one kind, dtype, size of process group and class of payload, per step of this rank."""
+
+    #: all_reduce, all_gather, reduce_scatter, broadcast, reduce, all_to_all, send_recv, gather, scatter or
+    #: other.
+    kind: str
+    #: Of the elements; null where not recorded.
+    dtype: str | None = None
+    #: Ranks in the process group; null where not recorded.
+    ranks: int | None = None
+    #: Range that the payload of one call lies in, for a reader; null where it is not known.
+    size_class: str | None = None
+    #: Launches in a step.
+    calls_per_step: float
+    #: The full buffers: what each rank ends or starts with, whichever is more; null where not recorded.
+    payload_bytes: float | None = None
+    #: What crosses this rank's link in one direction, as nccl-tests counts it; null where payload or group
+    #: are not known.
+    bus_bytes: float | None = None
+    #: Summed durations, in ms per step; waiting for other ranks is in it.
+    time_ms_per_step: float
+    #: Of the same collectives, each as long as on the rank where it is shortest; null unless traces of
+    #: several ranks tell.
+    transfer_ms_per_step: float | None = None
+    #: The part of the time during which the device computes nothing.
+    exposed_ms_per_step: float
+    #: The share of the time during which the device computes too; null if the time is nought.
+    overlap_fraction: float | None = None
+    #: `bus_bytes` over the transfer where it is known, else over the time, waiting included.
+    bus_bandwidth_bytes_per_s: float | None = None
+    #: Of the link between devices, in one direction; null unless the group is known to share such a link.
+    link_bytes_per_s: float | None = None
+    #: Bus bandwidth over the link's; null without either.
+    efficiency: float | None = None
+
+
 class Saving(Struct, kw_only=True):
     """Expected change of the step time, in ms per step."""
 
@@ -455,6 +491,8 @@ class Report(Struct, kw_only=True):
     breakdown: Breakdown
     #: Launches of the steady steps in groups, longest first.
     kernels: list[KernelGroup] = []
+    #: Collectives of the steady steps in groups, longest first; empty without any.
+    communication: list[CollectiveGroup] = []
     #: What to change, largest saving first.
     findings: list[Finding] = []
     #: What stands in the way of trusting the figures, worst first.

@@ -12,7 +12,7 @@ from rich.console import Console, Group, OverflowMethod, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from advisor.report import breakdown, counter_view, metrics
+from advisor.report import breakdown, communication_view, counter_view, metrics
 from advisor.report import format as fmt
 from advisor.report.model import CounterSummary, KernelGroup, Report
 from advisor.report.names import short_name
@@ -61,6 +61,8 @@ class _View:
             yield self._findings()
         if bars := breakdown.bars(self._report):
             yield self._bars(bars)
+        if communication := communication_view.line(self._report):
+            yield self._text(communication)
         if self._report.kernels:
             yield self._kernels()
         if self._report.counters:

@@ -1,0 +1,188 @@
+"""Collectives of a step in groups: what they move, how fast, and how much of it computation hides.
+
+A rank's time in a collective includes waiting for the last rank to come. Where traces of several ranks are at
+hand, the shortest time that one of them spends in the same collective is taken for the transfer: on the last
+rank to come nothing is left but that.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from advisor.report.analysis import Analysis
+from advisor.report.model import CollectiveGroup
+from advisor.roofline.collectives import Message
+from advisor.roofline.launch_class import HOST_COPY, OTHER_COPY, PAGEABLE_COPY, PEER_COPY
+from advisor.roofline.messages import link_bytes_per_s
+from advisor.trace.intervals import merged
+
+#: Upper ends of the classes of payload: from latency alone to the link's full rate.
+_CLASSES = (
+    (2**16, "up to 64 KiB"),
+    (2**20, "64 KiB to 1 MiB"),
+    (2**24, "1 to 16 MiB"),
+    (2**28, "16 to 256 MiB"),
+    (float("inf"), "over 256 MiB"),
+)
+
+#: Tells a collective from the others of a job: the step's number, the group's name and members, its place.
+Key = tuple[int, str, tuple[int, ...], int]
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """One collective as one rank took part in it: what must be the same on all ranks, and its time."""
+
+    kind: str
+    payload_bytes: float | None
+    dur_ns: int
+
+
+def exchanges(analysis: Analysis) -> dict[Key, Exchange]:
+    """The collectives of the steady steps whose process group is known."""
+    dur_ns = analysis.timeline.launches.dur_ns
+    return {
+        key: Exchange(analysis.messages[row].kind, analysis.messages[row].payload_bytes, int(dur_ns[row]))
+        for row, key in _keys(analysis).items()
+    }
+
+
+def shortest_ns(ranks: Iterable[Mapping[Key, Exchange]]) -> dict[Key, int]:
+    """For each collective that two or more ranks took part in alike: the shortest time of any."""
+    found: dict[Key, list[Exchange]] = {}
+    for rank in ranks:
+        for key, exchange in rank.items():
+            found.setdefault(key, []).append(exchange)
+    return {
+        key: min(one.dur_ns for one in same)
+        for key, same in found.items()
+        if len(same) > 1 and len({(one.kind, one.payload_bytes) for one in same}) == 1
+    }
+
+
+def collective_groups(
+    analysis: Analysis, transfers_ns: Mapping[Key, int] | None = None
+) -> list[CollectiveGroup]:
+    """The collectives of a steady step by kind, dtype, size of group and class of payload; longest first.
+
+    Args:
+        analysis: whose launches.
+        transfers_ns: from `shortest_ns`, over the ranks at hand.
+    """
+    chosen = np.flatnonzero(analysis.counted & analysis.collective)
+    if not len(chosen) or not analysis.step_count:
+        return []
+    exposed = _exposed_ns(analysis, chosen)
+    keys = _keys(analysis) if transfers_ns else {}
+    groups: dict[tuple[object, ...], list[_Part]] = {}
+    dur_ns = analysis.timeline.launches.dur_ns
+    for row, exposed_ns in zip(chosen.tolist(), exposed.tolist(), strict=True):
+        message = analysis.messages[row]
+        part = _Part(
+            message,
+            _payload_bytes(analysis, row),
+            int(dur_ns[row]),
+            exposed_ns,
+            transfers_ns.get(keys[row]) if transfers_ns and row in keys else None,
+            link_bytes_per_s(analysis.device, analysis.timeline, message),
+        )
+        sized = next((label for end, label in _CLASSES if (part.payload_bytes or 0.0) <= end), None)
+        size = sized if part.payload_bytes is not None else None
+        key = (message.kind, message.dtype, message.ranks, size, part.link_bytes_per_s)
+        groups.setdefault(key, []).append(part)
+    found = [_group(parts, key[3], analysis.step_count) for key, parts in groups.items()]
+    return sorted(found, key=lambda group: (-group.time_ms_per_step, group.kind, group.dtype or ""))
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    message: Message
+    payload_bytes: float | None
+    dur_ns: int
+    exposed_ns: float
+    transfer_ns: int | None
+    link_bytes_per_s: float | None
+
+
+def _group(parts: list[_Part], size: object, steps: int) -> CollectiveGroup:
+    first = parts[0]
+    time_ns = sum(part.dur_ns for part in parts)
+    exposed_ns = sum(part.exposed_ns for part in parts)
+    payload, bus = _sum(part.payload_bytes for part in parts), _sum(part.message.bus_bytes for part in parts)
+    transfer_ns = _sum(part.transfer_ns for part in parts)
+    taken_ns = time_ns if transfer_ns is None else transfer_ns
+    rate = bus / taken_ns * 1e9 if bus is not None and taken_ns > 0 else None
+    link = first.link_bytes_per_s
+    return CollectiveGroup(
+        kind=first.message.kind,
+        dtype=None if first.message.dtype == "unknown" else first.message.dtype,
+        ranks=first.message.ranks,
+        size_class=size if isinstance(size, str) else None,
+        calls_per_step=len(parts) / steps,
+        payload_bytes=None if payload is None else payload / steps,
+        bus_bytes=None if bus is None else bus / steps,
+        time_ms_per_step=time_ns / steps / 1e6,
+        transfer_ms_per_step=None if transfer_ns is None else transfer_ns / steps / 1e6,
+        exposed_ms_per_step=exposed_ns / steps / 1e6,
+        overlap_fraction=1 - exposed_ns / time_ns if time_ns else None,
+        bus_bandwidth_bytes_per_s=rate,
+        link_bytes_per_s=link,
+        efficiency=rate / link if rate is not None and link else None,
+    )
+
+
+def _keys(analysis: Analysis) -> dict[int, Key]:
+    """By launch, what tells a collective of a steady step from the others; those whose group is known."""
+    rows, steps = analysis.timeline.launches, analysis.timeline.steps
+    seen: Counter[tuple[int, str, tuple[int, ...]]] = Counter()
+    found = {}
+    for row in np.flatnonzero(analysis.counted & analysis.collective).tolist():
+        message = analysis.messages[row]
+        if message.members is not None:
+            place = (int(steps.number[rows.step[row]]), message.group, message.members)
+            found[row] = (*place, seen[place])
+            seen[place] += 1
+    return found
+
+
+def _payload_bytes(analysis: Analysis, row: int) -> float | None:
+    """By its message, else as its operator's formula has it."""
+    payload = analysis.messages[row].payload_bytes
+    if payload is None and analysis.costs.known[row]:
+        payload = float(analysis.costs.bytes_read[row])
+    return payload
+
+
+def _exposed_ns(analysis: Analysis, chosen: np.ndarray) -> np.ndarray:
+    """Time of each of these launches during which its device computes nothing; float64."""
+    rows = analysis.timeline.launches
+    apart = np.isin(analysis.classes, (HOST_COPY, PAGEABLE_COPY, PEER_COPY, OTHER_COPY))
+    computing = ~analysis.collective & ~apart
+    exposed = rows.dur_ns[chosen].astype(np.float64)
+    for device in np.unique(rows.device[chosen]).tolist():
+        own = rows.device[chosen] == device
+        work = computing & (rows.device == device)
+        start, end = merged(rows.ts_ns[work], rows.end_ns[work])
+        at = chosen[own]
+        exposed[own] -= _covered_ns(rows.end_ns[at], start, end) - _covered_ns(rows.ts_ns[at], start, end)
+    return exposed
+
+
+def _covered_ns(time_ns: np.ndarray, start: np.ndarray, end: np.ndarray) -> np.ndarray:
+    """Length of these disjoint intervals before each time."""
+    if not len(start):
+        return np.zeros(len(time_ns), np.int64)
+    before = np.concatenate([[0], np.cumsum(end - start)])
+    last = np.searchsorted(start, time_ns, side="right") - 1
+    at = np.maximum(last, 0)
+    return np.where(last < 0, 0, before[at] + np.minimum(time_ns, end[at]) - start[at])
+
+
+def _sum(values: Iterable[float | None]) -> float | None:
+    """None if any is."""
+    known = list(values)
+    return None if any(value is None for value in known) else float(sum(v for v in known if v is not None))
