@@ -3,6 +3,11 @@
 The activations go by name, as a constexpr string: ``none``, ``relu``, ``relu_squared``, ``silu``, ``gelu``
 (exact, by erf) and ``gelu_tanh``. With s = sigmoid(2u) and u = sqrt(2/pi) (x + 0.044715 x^3), the tanh form
 of GELU is x s, since (1 + tanh u) / 2 = sigmoid(2u): no tanh, and no cancellation for negative x.
+
+The exact form needs the normal distribution P. For z >= 0, P(-z) exp(z^2 / 2) is smooth and falls slowly, so a
+polynomial of degree 7 in t = 1 / (1 + 0.33 z) without constant term, fitted by reweighted least squares, gives
+P within 2.3e-8, below the rounding of 1 + erf in fp32, and within 6e-5 of itself far down the tail, where
+1 + erf has nothing left. It takes half of erf's instructions, and exp(-z^2 / 2) serves the derivative too.
 """
 
 from ._triton import tl, triton
@@ -27,6 +32,21 @@ def tanh(x):
 
 
 @triton.jit
+def normal(x):
+    """Cumulative distribution of the standard normal at x, and exp(-x^2 / 2)."""
+    bell = tl.exp(-0.5 * x * x)
+    t = 1.0 / (1.0 + 0.33 * tl.abs(x))
+    series = 0.04334142657017652 * t - 0.2107683231186936
+    series = series * t + 0.3132749305222397
+    series = series * t - 0.07204014682268142
+    series = series * t + 0.17186594285752543
+    series = series * t + 0.12199605597782276
+    series = series * t + 0.1323300912504872
+    below = bell * (series * t)
+    return tl.where(x < 0.0, below, 1.0 - below), bell
+
+
+@triton.jit
 def activation(x, NAME: tl.constexpr):
     """The activation `NAME` of x."""
     if NAME == "relu":
@@ -37,7 +57,8 @@ def activation(x, NAME: tl.constexpr):
     elif NAME == "silu":
         y = x * sigmoid(x)
     elif NAME == "gelu":
-        y = 0.5 * x * (1.0 + tl.math.erf(x * 0.7071067811865476))
+        below, _ = normal(x)
+        y = x * below
     elif NAME == "gelu_tanh":
         y = x * sigmoid(1.5957691216057308 * (x + 0.044715 * x * x * x))
     else:
@@ -56,8 +77,8 @@ def activation_gradient(x, NAME: tl.constexpr):
         s = sigmoid(x)
         g = s * (1.0 + x * (1.0 - s))
     elif NAME == "gelu":
-        cdf = 0.5 * (1.0 + tl.math.erf(x * 0.7071067811865476))
-        g = cdf + x * 0.3989422804014327 * tl.exp(-0.5 * x * x)
+        below, bell = normal(x)
+        g = below + x * 0.3989422804014327 * bell
     elif NAME == "gelu_tanh":
         s = sigmoid(1.5957691216057308 * (x + 0.044715 * x * x * x))
         g = s + x * s * (1.0 - s) * 1.5957691216057308 * (1.0 + 0.134145 * x * x)

@@ -24,6 +24,12 @@ def keep_threshold(p: float) -> int:
     return round((1.0 - p) * 65536)
 
 
+def keep_scale(p: float) -> float:
+    """What a kept element is multiplied by: the inverse of the share that is kept, 0 where none is."""
+    threshold = keep_threshold(p)
+    return 65536 / threshold if threshold else 0.0
+
+
 @triton.jit
 def keep_8(seed, group, lane, THRESHOLD: tl.constexpr):
     """Which of 8 consecutive elements are kept.

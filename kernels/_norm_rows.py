@@ -1,0 +1,256 @@
+"""The kernels behind `norm` and `add_norm`: rows held in registers. See those for the mathematics."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ._device import sm_count
+from ._launch import LaunchTable, cdiv, next_power_of_2
+from ._norm_wide import backward_wide, forward_wide, weight_partials_wide
+from ._random import keep_8, keep_scale, keep_threshold
+from ._rows import as_rows, input_gradient, moments, sum_partials
+from ._triton import tl, triton
+
+#: Columns beyond which rows are walked in blocks.
+MAX_BLOCK = 32768
+MAX_BACKWARD_BLOCK = 16384
+
+#: Size: columns, rounded up to a power of two.
+FORWARD = LaunchTable(
+    "norm_forward",
+    {
+        "default": [
+            (128, {"ROWS": 16, "num_warps": 4}),
+            (256, {"ROWS": 8, "num_warps": 4}),
+            (512, {"ROWS": 4, "num_warps": 4}),
+            (1024, {"ROWS": 2, "num_warps": 4}),
+            (2048, {"ROWS": 1, "num_warps": 4}),
+            (8192, {"ROWS": 1, "num_warps": 8}),
+            (16384, {"ROWS": 1, "num_warps": 16}),
+            (None, {"ROWS": 1, "num_warps": 32}),
+        ],
+        "interpreter": [(256, {"ROWS": 4, "num_warps": 1}), (None, {"ROWS": 1, "num_warps": 1})],
+    },
+)
+BACKWARD = LaunchTable(
+    "norm_backward",
+    {
+        "default": [
+            (128, {"ROWS": 8, "num_warps": 4, "STAGES": 2, "programs_per_sm": 4}),
+            (256, {"ROWS": 4, "num_warps": 4, "STAGES": 2, "programs_per_sm": 4}),
+            (512, {"ROWS": 2, "num_warps": 4, "STAGES": 2, "programs_per_sm": 4}),
+            (1024, {"ROWS": 1, "num_warps": 4, "STAGES": 3, "programs_per_sm": 4}),
+            (2048, {"ROWS": 1, "num_warps": 4, "STAGES": 3, "programs_per_sm": 3}),
+            (4096, {"ROWS": 1, "num_warps": 8, "STAGES": 3, "programs_per_sm": 2}),
+            (8192, {"ROWS": 1, "num_warps": 16, "STAGES": 3, "programs_per_sm": 1}),
+            (None, {"ROWS": 1, "num_warps": 32, "STAGES": 2, "programs_per_sm": 1}),
+        ],
+        "interpreter": [
+            (256, {"ROWS": 2, "num_warps": 1, "STAGES": 1, "programs_per_sm": 1}),
+            (None, {"ROWS": 1, "num_warps": 1, "STAGES": 1, "programs_per_sm": 1}),
+        ],
+    },
+)
+
+
+@triton.jit
+def keep_tile(seed_ptr, rows, n_cols, THRESHOLD: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    """Which elements of a (ROWS, BLOCK) tile dropout keeps; 8 neighbours in a row share a draw."""
+    # Columns come in groups of 8, so that a thread draws once for what it loads at once.
+    at = tl.arange(0, BLOCK // 8)
+    group = rows.to(tl.int64)[:, None] * tl.cdiv(n_cols, 8) + at[None, :]
+    group = tl.reshape(group, [ROWS * BLOCK // 8, 1])
+    kept = keep_8(tl.load(seed_ptr), group, tl.arange(0, 8)[None, :], THRESHOLD)
+    return tl.reshape(kept.to(tl.int8), [ROWS, BLOCK]) != 0
+
+
+@triton.jit
+def _forward(
+    x_ptr, residual_ptr, seed_ptr, w_ptr, b_ptr, y_ptr, sum_ptr, stats_ptr, x_stride, residual_stride,
+    n_rows, n_cols, eps, offset, scale,
+    IS_RMS: tl.constexpr, ROUND: tl.constexpr, THRESHOLD: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    cols = tl.arange(0, BLOCK)
+    valid = (cols < n_cols)[None, :]
+    mask = (rows < n_rows)[:, None] & valid
+    row = rows.to(tl.int64)[:, None]
+    z = tl.load(x_ptr + row * x_stride + cols[None, :], mask=mask, other=0.0).to(tl.float32)
+    if residual_ptr is not None:
+        residual = tl.load(residual_ptr + row * residual_stride + cols[None, :], mask=mask, other=0.0)
+        if seed_ptr is not None:
+            z = tl.where(keep_tile(seed_ptr, rows, n_cols, THRESHOLD, ROWS, BLOCK), z * scale, 0.0)
+        # The norm is of the sum as it is stored, which is what the backward will see.
+        total = (z + residual.to(tl.float32)).to(sum_ptr.dtype.element_ty)
+        tl.store(sum_ptr + row * n_cols + cols[None, :], total, mask=mask)
+        z = total.to(tl.float32)
+    mean, rstd = moments(z, valid, n_cols, eps, IS_RMS)
+    if not IS_RMS:
+        tl.store(stats_ptr + rows, mean, mask=rows < n_rows)
+        stats_ptr += n_rows
+    tl.store(stats_ptr + rows, rstd, mask=rows < n_rows)
+    y = (z - mean[:, None]) * rstd[:, None]
+    if ROUND:
+        y = y.to(x_ptr.dtype.element_ty).to(tl.float32)
+    if w_ptr is not None:
+        y *= (tl.load(w_ptr + cols, mask=cols < n_cols, other=0.0).to(tl.float32) + offset)[None, :]
+    if b_ptr is not None:
+        y += tl.load(b_ptr + cols, mask=cols < n_cols, other=0.0).to(tl.float32)[None, :]
+    tl.store(y_ptr + row * n_cols + cols[None, :], y, mask=mask)
+
+
+@triton.jit
+def _backward(
+    dy_ptr, dsum_ptr, x_ptr, w_ptr, stats_ptr, seed_ptr, dx_ptr, dropped_ptr, partial_ptr,
+    dy_stride, dsum_stride, x_stride, n_rows, n_cols, offset, scale,
+    IS_RMS: tl.constexpr, ROUND: tl.constexpr, PARTS: tl.constexpr, THRESHOLD: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    cols = tl.arange(0, BLOCK)
+    valid = (cols < n_cols)[None, :]
+    if w_ptr is not None:
+        w = (tl.load(w_ptr + cols, mask=cols < n_cols, other=0.0).to(tl.float32) + offset)[None, :]
+    dw = tl.zeros([BLOCK], tl.float32)
+    db = tl.zeros([BLOCK], tl.float32)
+    for tile in tl.range(tl.program_id(0), tl.cdiv(n_rows, ROWS), tl.num_programs(0), num_stages=STAGES):
+        rows = tile * ROWS + tl.arange(0, ROWS)
+        row = rows.to(tl.int64)[:, None]
+        mask = (rows < n_rows)[:, None] & valid
+        x = tl.load(x_ptr + row * x_stride + cols[None, :], mask=mask, other=0.0).to(tl.float32)
+        dy = tl.load(dy_ptr + row * dy_stride + cols[None, :], mask=mask, other=0.0).to(tl.float32)
+        if IS_RMS:
+            rstd = tl.load(stats_ptr + rows, mask=rows < n_rows, other=0.0)
+            xhat = x * rstd[:, None]
+        else:
+            mean = tl.load(stats_ptr + rows, mask=rows < n_rows, other=0.0)
+            rstd = tl.load(stats_ptr + n_rows + rows, mask=rows < n_rows, other=0.0)
+            xhat = (x - mean[:, None]) * rstd[:, None]
+        if PARTS > 0:
+            if ROUND:
+                dw += tl.sum(dy * xhat.to(x_ptr.dtype.element_ty).to(tl.float32), axis=0)
+            else:
+                dw += tl.sum(dy * xhat, axis=0)
+        if PARTS > 1:
+            db += tl.sum(dy, axis=0)
+        if w_ptr is not None:
+            dy = dy * w
+        dx = input_gradient(dy, xhat, rstd, n_cols, IS_RMS)
+        if dsum_ptr is not None:
+            dx += tl.load(dsum_ptr + row * dsum_stride + cols[None, :], mask=mask, other=0.0).to(tl.float32)
+        tl.store(dx_ptr + row * n_cols + cols[None, :], dx, mask=mask)
+        if dropped_ptr is not None:
+            if seed_ptr is not None:
+                dx = tl.where(keep_tile(seed_ptr, rows, n_cols, THRESHOLD, ROWS, BLOCK), dx * scale, 0.0)
+            tl.store(dropped_ptr + row * n_cols + cols[None, :], dx, mask=mask)
+    partial_ptr += tl.program_id(0).to(tl.int64) * PARTS * n_cols
+    if PARTS > 0:
+        tl.store(partial_ptr + cols, dw, mask=cols < n_cols)
+    if PARTS > 1:
+        tl.store(partial_ptr + n_cols + cols, db, mask=cols < n_cols)
+
+
+def _empty_like_rows(x: Tensor, dtype: torch.dtype) -> Tensor:
+    return torch.empty(x.shape, dtype=dtype, device=x.device)
+
+
+def _row_stride(rows: Tensor | None) -> int:
+    return 0 if rows is None else rows.stride(0)
+
+
+def _n_rows(x: Tensor) -> int:
+    return x.numel() // max(x.shape[-1], 1)
+
+
+def weight_dtypes(weight: Tensor | None, bias: Tensor | None, parts: int) -> list[torch.dtype]:
+    """Of the first `parts` of dw and db."""
+    return [torch.float32 if t is None else t.dtype for t in (weight, bias)][:parts]
+
+
+def launch_forward(
+    x: Tensor, residual: Tensor | None, seed: Tensor | None, p: float, weight: Tensor | None,
+    bias: Tensor | None, eps: float, offset: float, is_rms: bool, round_first: bool, dtype: torch.dtype,
+) -> tuple[Tensor, Tensor | None, Tensor]:  # fmt: skip
+    """Normalise the rows of `x`, or of dropout(x) + residual: the result, that sum, the rows' moments.
+
+    Returns:
+        y of `dtype`; the sum, of the promoted dtype, or None; in fp32 mean and rstd as (2, rows), for RMS
+        rstd as (1, rows).
+    """
+    n_rows, n_cols = _n_rows(x), x.shape[-1]
+    y = _empty_like_rows(x, dtype)
+    stats = torch.empty(1 if is_rms else 2, n_rows, dtype=torch.float32, device=x.device)
+    total = None
+    if residual is not None:
+        total = _empty_like_rows(x, torch.promote_types(x.dtype, residual.dtype))
+    if not x.numel():
+        return y, total, stats
+    rows = as_rows(x)
+    if n_cols > MAX_BLOCK:
+        assert residual is None, "wide rows are added before they are normalised"
+        forward_wide(rows, weight, bias, y, stats, eps, offset, is_rms, round_first)
+        return y, None, stats
+    other = None if residual is None else as_rows(residual)
+    block = max(next_power_of_2(n_cols), 8)
+    params = FORWARD.pick(block, x.device)
+    _forward[(cdiv(n_rows, params["ROWS"]),)](
+        rows, other, seed, weight, bias, y, total, stats, rows.stride(0), _row_stride(other),
+        n_rows, n_cols, eps, offset, keep_scale(p),
+        IS_RMS=is_rms, ROUND=round_first, THRESHOLD=keep_threshold(p), BLOCK=block, **params,
+    )  # fmt: skip
+    return y, total, stats
+
+
+def launch_backward(
+    dy: Tensor, dsum: Tensor | None, x: Tensor, weight: Tensor | None, bias: Tensor | None, stats: Tensor,
+    seed: Tensor | None, p: float, offset: float, is_rms: bool, round_first: bool, parts: int,
+    dropped_dtype: torch.dtype | None,
+) -> tuple[Tensor, Tensor | None, list[Tensor]]:  # fmt: skip
+    """Gradients: of the normalised rows, of what dropout was applied to, of weight and bias.
+
+    Args:
+        dsum: gradient that reaches the rows beside the norm, added to theirs.
+        parts: gradients of weight and bias: 0 none, 1 dw, 2 both.
+        dropped_dtype: write the gradient through dropout too, in this dtype.
+    """
+    n_rows, n_cols = _n_rows(x), x.shape[-1]
+    dx = _empty_like_rows(x, x.dtype)
+    dropped = None if dropped_dtype is None else _empty_like_rows(x, dropped_dtype)
+    dtypes = weight_dtypes(weight, bias, parts)
+    if not x.numel():
+        return dx, dropped, [torch.zeros(n_cols, dtype=d, device=x.device) for d in dtypes]
+    rows, drows = as_rows(x), as_rows(dy)
+    if n_cols > MAX_BACKWARD_BLOCK and dsum is None and dropped is None:
+        backward_wide(drows, rows, weight, stats, dx, offset, is_rms)
+        if not parts:
+            return dx, dropped, []
+        partial = weight_partials_wide(drows, rows, stats, parts, is_rms, round_first)
+        return dx, dropped, sum_partials(partial, dtypes)
+    carried = None if dsum is None else as_rows(dsum)
+    block = max(next_power_of_2(n_cols), 8)
+    params = dict(BACKWARD.pick(block, x.device))
+    most = params.pop("programs_per_sm") * sm_count(x.device)
+    programs = min(most, cdiv(n_rows, params["ROWS"]))
+    partial = torch.empty(programs, parts, n_cols, dtype=torch.float32, device=x.device)
+    _backward[(programs,)](
+        drows, carried, rows, weight, stats, seed, dx, dropped, partial,
+        drows.stride(0), _row_stride(carried), rows.stride(0), n_rows, n_cols, offset, keep_scale(p),
+        IS_RMS=is_rms, ROUND=round_first, PARTS=parts, THRESHOLD=keep_threshold(p), BLOCK=block, **params,
+    )  # fmt: skip
+    return dx, dropped, sum_partials(partial, dtypes) if parts else []
+
+
+def parts_wanted(ctx: Any, weight_at: int) -> int:
+    """How many of dw and db autograd asks for: 0, 1 (dw) or 2, by the argument where the weight stands.
+
+    The bias follows the weight; where it alone is trained, dw comes along, which costs next to nothing.
+    """
+    needs = ctx.needs_input_grad
+    return 2 if needs[weight_at + 1] else int(needs[weight_at])
+
+
+def handed_out(ctx: Any, grads: list[Tensor], weight_at: int) -> tuple[Tensor | None, Tensor | None]:
+    """Gradients of weight and bias out of the `parts_wanted`."""
+    needs = ctx.needs_input_grad
+    return grads[0] if needs[weight_at] else None, grads[1] if needs[weight_at + 1] else None

@@ -1,0 +1,87 @@
+"""What the kernels that work on whole rows share: moments of a row, input gradients, sums of partials.
+
+A program holds `ROWS` rows of `BLOCK` columns in registers, BLOCK being the next power of two. A thread's
+columns are the same in each of its rows, so sums over rows stay within threads.
+"""
+
+import torch
+from torch import Tensor
+
+from ._launch import cdiv
+from ._triton import tl, triton
+
+
+@triton.jit
+def moments(z, valid, n_cols, eps, IS_RMS: tl.constexpr):
+    """Mean (0 for RMS) and 1 / sqrt(variance or mean square + eps) of each row of z.
+
+    z must be 0 where it is not valid. Two passes over registers: the variance is of centred values, as exact
+    as fp32 gives it.
+    """
+    if IS_RMS:
+        mean = tl.zeros([z.shape[0]], tl.float32)
+        centred = z
+    else:
+        mean = tl.sum(z, axis=1) / n_cols
+        centred = tl.where(valid, z - mean[:, None], 0.0)
+    square = tl.sum(centred * centred, axis=1) / n_cols
+    return mean, 1.0 / tl.sqrt(square + eps)
+
+
+@triton.jit
+def input_gradient(g, xhat, rstd, n_cols, IS_RMS: tl.constexpr):
+    """rstd (g - xhat mean(g xhat) - mean(g)), without the last term for RMS; g is 0 beyond the columns."""
+    along = tl.sum(g * xhat, axis=1) / n_cols
+    dx = g - xhat * along[:, None]
+    if not IS_RMS:
+        dx -= (tl.sum(g, axis=1) / n_cols)[:, None]
+    return dx * rstd[:, None]
+
+
+@triton.jit
+def _sum_partials(
+    partial_ptr, a_ptr, b_ptr, c_ptr, n_partials, n_cols, blocks, PARTS: tl.constexpr, ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    part = tl.program_id(0) // blocks
+    cols = (tl.program_id(0) % blocks) * BLOCK + tl.arange(0, BLOCK)
+    total = tl.zeros([ROWS, BLOCK], tl.float32)
+    for start in range(0, n_partials, ROWS):
+        rows = start + tl.arange(0, ROWS)
+        mask = (rows < n_partials)[:, None] & (cols < n_cols)[None, :]
+        where = (rows * PARTS + part).to(tl.int64)[:, None] * n_cols + cols[None, :]
+        total += tl.load(partial_ptr + where, mask=mask, other=0.0)
+    column = tl.sum(total, axis=0)
+    if part == 0:
+        tl.store(a_ptr + cols, column, mask=cols < n_cols)
+    elif part == 1:
+        tl.store(b_ptr + cols, column, mask=cols < n_cols)
+    else:
+        tl.store(c_ptr + cols, column, mask=cols < n_cols)
+
+
+def sum_partials(partial: Tensor, dtypes: list[torch.dtype]) -> list[Tensor]:
+    """Sum fp32 partials in a fixed order, rounding once.
+
+    Args:
+        partial: (partials, parts, columns), fp32, contiguous; one to three parts.
+        dtypes: of each part's sum.
+
+    Returns:
+        One vector of `columns` a part.
+    """
+    n_partials, parts, n_cols = partial.shape
+    sums = [torch.empty(n_cols, dtype=dtype, device=partial.device) for dtype in dtypes]
+    pointers = [*sums, *[sums[0]] * (3 - parts)]
+    block = 32 if partial.device.type == "cuda" else 1024
+    blocks = cdiv(n_cols, block)
+    _sum_partials[(parts * blocks,)](
+        partial, *pointers, n_partials, n_cols, blocks, PARTS=parts, ROWS=64, BLOCK=block, num_warps=4
+    )
+    return sums
+
+
+def as_rows(x: Tensor) -> Tensor:
+    """`x` as (rows, columns) with adjacent columns: a view, whatever the row stride, where there is one."""
+    rows = x.reshape(-1, x.shape[-1])
+    return rows if rows.stride(1) == 1 or rows.shape[1] == 1 else rows.contiguous()
