@@ -43,8 +43,8 @@ ROWS = LaunchTable(
     {
         "default": [
             (1024, {"BLOCK": 1024, "num_warps": 4}),
-            (8192, {"BLOCK": 4096, "num_warps": 8}),
-            (None, {"BLOCK": 8192, "num_warps": 16}),
+            (8192, {"BLOCK": 2048, "num_warps": 8}),
+            (None, {"BLOCK": 4096, "num_warps": 16}),
         ],
         "interpreter": [(None, {"BLOCK": 512, "num_warps": 1})],
     },
@@ -62,52 +62,58 @@ SCALE = LaunchTable(
 @triton.jit
 def _rows(
     x_ptr, target_ptr, loss_weight_ptr, grad_weight_ptr, loss_ptr, lse_ptr, grad_ptr,
-    x_stride, grad_stride, grad_weight_stride, n_cols, n_written, ignore_index, smoothing, z_weight,
+    x_stride, grad_weight_stride, n_cols, n_written, ignore_index, smoothing, z_weight,
     SMOOTH: tl.constexpr, KNOWN_LSE: tl.constexpr, GRADIENT: tl.constexpr,
     GROUP: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
-    at = tl.arange(0, BLOCK)
+    # A tile is groups of one wide load each. A group has its own running maximum and sum: they stay within a
+    # thread, and no thread waits for another before the row is done.
+    groups = tl.arange(0, BLOCK // GROUP)[:, None] * GROUP
+    at = groups + tl.arange(0, GROUP)[None, :]
     # Columns count from an aligned address; the row's first element lies `shift` after it.
     base = (row * x_stride) // GROUP * GROUP
     shift = (row * x_stride - base).to(tl.int32)
     end = shift + n_cols
-    grad_row = grad_ptr
-    if GRADIENT:
-        grad_row += (row * grad_stride) // GROUP * GROUP
     target = tl.load(target_ptr + row).to(tl.int64)
     kept = target != ignore_index
     real = (target >= 0) & (target < n_cols)
     picked = tl.load(x_ptr + row * x_stride + target, mask=kept & real, other=float("nan")).to(tl.float32)
 
-    peak = float("-inf")
+    top = float("-inf")
     beyond = 0.0
     if KNOWN_LSE:
-        peak = tl.load(lse_ptr + 2 * row)
+        top = tl.load(lse_ptr + 2 * row)
         beyond = tl.load(lse_ptr + 2 * row + 1)
     else:
-        total = tl.zeros([BLOCK], tl.float32)
-        spread = tl.zeros([BLOCK], tl.float32)
+        peak = tl.full([BLOCK // GROUP], float("-inf"), tl.float32)
+        total = tl.zeros([BLOCK // GROUP], tl.float32)
+        spread = tl.zeros([BLOCK // GROUP], tl.float32)
         pivot = tl.where(picked == float("-inf"), 0.0, picked)
-        for start in range(0, tl.where(kept, end, 0), BLOCK):
+        stop = tl.where(kept, end, 0)
+        # The next tile is under way while this one is summed.
+        coming = tl.load(x_ptr + base + at, mask=groups < stop, eviction_policy="evict_last")
+        for start in range(0, stop, BLOCK):
             cols = start + at
-            x = tl.load(
-                x_ptr + base + cols, mask=cols // GROUP * GROUP < end, other=float("-inf"),
-                eviction_policy="evict_last",
-            ).to(tl.float32)  # fmt: skip
+            x = coming.to(tl.float32)
+            coming = tl.load(
+                x_ptr + base + BLOCK + cols, mask=start + BLOCK + groups < stop, eviction_policy="evict_last"
+            )
             inside = (cols >= shift) & (cols < end)
             x = tl.where(inside, x, float("-inf"))
             if SMOOTH:
-                spread += tl.where(inside, x - pivot, 0.0)
-            new_peak = tl.maximum(peak, tl.max(x, axis=0))
+                spread += tl.sum(tl.where(inside, x - pivot, 0.0), axis=1)
+            new_peak = tl.maximum(peak, tl.max(x, axis=1))
             # While all logits so far are -inf, subtract 0 so that exp gives 0 and not NaN.
             safe = tl.where(new_peak == float("-inf"), 0.0, new_peak)
-            total = total * tl.exp(peak - safe) + tl.exp(x - safe)
+            total = total * tl.exp(peak - safe) + tl.sum(tl.exp(x - safe[:, None]), axis=1)
             peak = new_peak
+        top = tl.max(peak, axis=0)
+        total *= tl.exp(peak - tl.where(top == float("-inf"), 0.0, top))
         beyond = tl.log(tl.sum(total, axis=0))
-        lse = peak + beyond
+        lse = top + beyond
         # Differences first: logits may be large and close together.
-        loss = (peak - picked) + beyond + z_weight * lse * lse
+        loss = (top - picked) + beyond + z_weight * lse * lse
         if SMOOTH:
             loss -= smoothing / n_cols * tl.sum(spread, axis=0)
         loss = tl.where(kept, loss, 0.0)
@@ -115,30 +121,30 @@ def _rows(
             loss *= tl.load(loss_weight_ptr)
         tl.store(loss_ptr + row, loss)
         if lse_ptr is not None:
-            tl.store(lse_ptr + 2 * row, peak)
+            tl.store(lse_ptr + 2 * row, top)
             tl.store(lse_ptr + 2 * row + 1, beyond)
 
     if GRADIENT:
+        grad_row = grad_ptr + base
         weight = 1.0
         if grad_weight_ptr is not None:
             weight = tl.load(grad_weight_ptr + row * grad_weight_stride).to(tl.float32)
         weight = tl.where(real, weight, float("nan"))
-        pull = 1.0 + 2.0 * z_weight * (peak + beyond)
+        pull = 1.0 + 2.0 * z_weight * (top + beyond)
         last = shift + n_written
         for start in range(0, last, BLOCK):
             cols = start + at
             x = tl.load(
-                x_ptr + base + cols, mask=(cols // GROUP * GROUP < end) & kept, other=float("-inf"),
+                x_ptr + base + cols, mask=(start + groups < end) & kept, other=float("-inf"),
                 eviction_policy="evict_first",
             ).to(tl.float32)  # fmt: skip
-            g = tl.exp(x - peak - beyond) * pull - smoothing / n_cols
+            g = tl.exp(x - top - beyond) * pull - smoothing / n_cols
             g = tl.where(cols - shift == target, g - (1.0 - smoothing), g) * weight
             g = tl.where((cols >= shift) & (cols < end) & kept, g, 0.0).to(grad_ptr.dtype.element_ty)
-            group = cols // GROUP * GROUP
-            whole = (group >= shift) & (group + GROUP <= last)
             if (start >= shift) & (start + BLOCK <= last):
                 tl.store(grad_row + cols, g, eviction_policy="evict_first")
             else:
+                whole = (start + groups >= shift) & (start + groups + GROUP <= last)
                 tl.store(grad_row + cols, g, mask=whole)
                 tl.store(grad_row + cols, g, mask=(cols >= shift) & (cols < last) & (whole == 0))
 
@@ -189,7 +195,7 @@ def launch_rows(
     per_row = grad_weight is not None and grad_weight.numel() > 1
     _rows[(n_rows,)](
         logits, target, loss_weight, grad_weight, loss, lse, grad,
-        logits.stride(0), logits.stride(0), int(per_row), n_cols, n_written,
+        logits.stride(0), int(per_row), n_cols, n_written,
         ignore_index, label_smoothing, z_loss,
         SMOOTH=label_smoothing != 0.0, KNOWN_LSE=loss is None, GRADIENT=grad is not None,
         GROUP=group, **params,
