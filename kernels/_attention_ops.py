@@ -1,6 +1,6 @@
 """The operators of attention: what is launched, with what, and how autograd is told."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -25,49 +25,82 @@ _L2_SHARE_BYTES = 20 * 2**20
 _MAX_STRIDE = 2**31 // 512
 
 Params = Mapping[str, int]
+Rows = Mapping[str, Sequence[tuple[int | None, Params]]]
 
 
 def _tile(block_m: int, block_n: int, warps: int, stages: int, tma: int = 0) -> Params:
     return {"BLOCK_M": block_m, "BLOCK_N": block_n, "num_warps": warps, "num_stages": stages, "TMA": tma}
 
 
-#: Sizes are head dimensions, padded to a power of two. The default fits in 99 KiB of shared memory.
-FORWARD = LaunchTable(
-    "attention_forward",
-    {
+_INTERPRETER = {"interpreter": [(None, _tile(16, 16, 4, 1))]}
+
+
+class _Tiles:
+    """The launch tables of one kernel: plain, fp32, and with what takes registers (bias, soft-cap, dropout).
+
+    Sizes are head dimensions, padded to a power of two. The defaults fit in 99 KiB of shared memory.
+    """
+
+    def __init__(self, name: str, plain: Rows, modified: Rows, fp32: Rows) -> None:
+        self.plain = LaunchTable(f"attention_{name}", {**plain, **_INTERPRETER})
+        self.modified = LaunchTable(f"attention_{name}_modified", {**modified, **_INTERPRETER})
+        self.fp32 = LaunchTable(f"attention_{name}_fp32", {**fp32, **_INTERPRETER})
+
+    def pick(self, q: Tensor, options: Mapping[str, Any]) -> dict[str, int]:
+        """The parameters for these options on q's device."""
+        table = self.plain
+        if q.dtype == torch.float32:
+            table = self.fp32
+        elif options["BIAS"] or options["SOFTCAP"] or options["DROPOUT"]:
+            table = self.modified
+        return dict(table.pick(max(options["COLS"], options["COLS_V"]), q.device))
+
+
+FORWARD = _Tiles(
+    "forward",
+    plain={
         "default": [(64, _tile(64, 64, 4, 2)), (128, _tile(64, 32, 4, 2)), (None, _tile(32, 32, 4, 1))],
         "sm_80": [(64, _tile(128, 64, 4, 3)), (128, _tile(128, 64, 8, 2)), (None, _tile(64, 32, 4, 2))],
         "sm_90": [
-            (64, _tile(128, 128, 8, 2, 1)),
+            (64, _tile(128, 64, 4, 3, 1)),
             (128, _tile(128, 128, 8, 2, 1)),
             (None, _tile(128, 64, 8, 2, 1)),
         ],
-        "interpreter": [(None, _tile(16, 16, 4, 1))],
     },
-)
-FORWARD_FP32 = LaunchTable(
-    "attention_forward_fp32",
-    {
-        "default": [(64, _tile(64, 32, 4, 1)), (128, _tile(32, 32, 4, 1)), (None, _tile(16, 16, 4, 1))],
-        "interpreter": [(None, _tile(16, 16, 4, 1))],
+    modified={
+        "default": [(64, _tile(64, 32, 4, 2)), (128, _tile(64, 32, 4, 1)), (None, _tile(32, 32, 4, 1))],
+        "sm_90": [
+            (64, _tile(128, 64, 8, 2, 1)),
+            (128, _tile(128, 64, 8, 2, 1)),
+            (None, _tile(128, 32, 8, 2, 1)),
+        ],
     },
+    fp32={"default": [(64, _tile(64, 32, 8, 1)), (128, _tile(32, 32, 8, 1)), (None, _tile(16, 16, 4, 1))]},
 )
-QUERY_GRADIENT = LaunchTable(
-    "attention_query_gradient",
-    {
+QUERY_GRADIENT = _Tiles(
+    "query_gradient",
+    plain={
         "default": [(64, _tile(64, 64, 4, 1)), (128, _tile(64, 32, 4, 1)), (None, _tile(32, 16, 4, 1))],
         "sm_80": [(64, _tile(128, 64, 8, 2)), (128, _tile(64, 64, 4, 2)), (None, _tile(64, 32, 4, 1))],
         "sm_90": [
             (64, _tile(128, 128, 8, 2, 1)),
             (128, _tile(128, 64, 8, 2, 1)),
-            (None, _tile(64, 64, 8, 1, 1)),
+            (None, _tile(64, 32, 8, 2, 1)),
         ],
-        "interpreter": [(None, _tile(16, 16, 4, 1))],
     },
+    modified={
+        "default": [(64, _tile(64, 32, 4, 1)), (128, _tile(32, 32, 4, 1)), (None, _tile(32, 16, 4, 1))],
+        "sm_90": [
+            (64, _tile(128, 64, 8, 2, 1)),
+            (128, _tile(128, 32, 8, 2, 1)),
+            (None, _tile(64, 32, 8, 1, 1)),
+        ],
+    },
+    fp32={"default": [(64, _tile(32, 32, 8, 1)), (128, _tile(32, 16, 8, 1)), (None, _tile(16, 16, 8, 1))]},
 )
-KEY_GRADIENT = LaunchTable(
-    "attention_key_gradient",
-    {
+KEY_GRADIENT = _Tiles(
+    "key_gradient",
+    plain={
         "default": [(64, _tile(32, 64, 4, 1)), (128, _tile(32, 64, 4, 1)), (None, _tile(16, 32, 4, 1))],
         "sm_80": [(64, _tile(64, 128, 8, 2)), (128, _tile(32, 128, 8, 2)), (None, _tile(16, 64, 8, 1))],
         "sm_90": [
@@ -75,15 +108,16 @@ KEY_GRADIENT = LaunchTable(
             (128, _tile(64, 128, 8, 2, 1)),
             (None, _tile(32, 64, 8, 2, 1)),
         ],
-        "interpreter": [(None, _tile(16, 16, 4, 1))],
     },
-)
-GRADIENT_FP32 = LaunchTable(
-    "attention_gradient_fp32",
-    {
-        "default": [(64, _tile(32, 32, 4, 1)), (128, _tile(16, 32, 4, 1)), (None, _tile(16, 16, 4, 1))],
-        "interpreter": [(None, _tile(16, 16, 4, 1))],
+    modified={
+        "default": [(64, _tile(32, 64, 4, 1)), (128, _tile(16, 64, 4, 1)), (None, _tile(16, 32, 4, 1))],
+        "sm_90": [
+            (64, _tile(32, 128, 8, 2, 1)),
+            (128, _tile(32, 128, 8, 2, 1)),
+            (None, _tile(16, 64, 8, 1, 1)),
+        ],
     },
+    fp32={"default": [(64, _tile(32, 32, 8, 1)), (128, _tile(16, 32, 8, 1)), (None, _tile(16, 16, 8, 1))]},
 )
 
 
@@ -157,11 +191,6 @@ def _bias_strides(bias: Tensor | None) -> tuple[int, ...]:
     return (0, 0, 0, 0) if bias is None else tuple(bias.stride())
 
 
-def _pick(table: LaunchTable, fp32: LaunchTable, options: Mapping[str, Any], q: Tensor) -> dict[str, int]:
-    chosen = fp32 if q.dtype == torch.float32 else table
-    return dict(chosen.pick(max(options["COLS"], options["COLS_V"]), q.device))
-
-
 def _forward_fake(
     q: Tensor,
     k: Tensor,
@@ -232,7 +261,7 @@ def attention_gradient_op(
     delta = torch.empty_like(lse)
     scalars = (max_q, max_k, lse.shape[2], scale, softcap, left, right)
 
-    params = _pick(QUERY_GRADIENT, GRADIENT_FP32, options, q)
+    params = QUERY_GRADIENT.pick(q, options)
     blocks, planes = cdiv(max_q, params["BLOCK_M"]), batch * heads
     sources: tuple[Any, ...] = (q, k, v, grad)
     params["TMA"] = cu_q is None and all(_takes_tma(x, params) for x in sources)
@@ -246,7 +275,7 @@ def attention_gradient_op(
         _together(q, k, v, planes, heads // heads_k), *scalars, **options, **params,
     )  # fmt: skip
 
-    params = _pick(KEY_GRADIENT, GRADIENT_FP32, options, q)
+    params = KEY_GRADIENT.pick(q, options)
     blocks = cdiv(max_k, params["BLOCK_N"])
     splits = _splits(blocks * batch * heads_k, heads // heads_k, sm_count(q.device))
     planes = batch * heads_k * splits
@@ -312,7 +341,7 @@ def attention_op(
         return out.zero_(), lse.fill_(torch.inf)
     q, k, v = map(_rows, (q, k, v))
     options = _options(q, v, bias, cu_q, softcap, dropout, left, right, lower_right)
-    params = _pick(FORWARD, FORWARD_FP32, options, q)
+    params = FORWARD.pick(q, options)
     heads, group = q.shape[1], q.shape[1] // k.shape[1]
     batch = q.shape[0] if cu_q is None else cu_q.shape[0] - 1
     blocks, planes = cdiv(max_q, params["BLOCK_M"]), batch * heads

@@ -33,12 +33,12 @@ def work_item(n_blocks, n_planes, together, DESCENDING: tl.constexpr):
 @triton.jit
 def sequence(cumulative, batch, length, PACKED: tl.constexpr):
     """First row and length of a sequence; packed ones lie end to end in batch 0."""
+    # Sums with a tensor, since a length of 1 comes as a compile-time constant.
+    first, count = batch * 0, batch * 0 + length
     if PACKED:
-        first = tl.load(cumulative + batch)
-        return first.to(tl.int32), (tl.load(cumulative + batch + 1) - first).to(tl.int32)
-    else:
-        # Sums with a tensor, since a length of 1 comes as a compile-time constant.
-        return batch * 0, batch * 0 + length
+        first = tl.load(cumulative + batch).to(tl.int32)
+        count = tl.load(cumulative + batch + 1).to(tl.int32) - first
+    return first, count
 
 
 @triton.jit
@@ -74,19 +74,20 @@ def load_rows(
     `source` is a pointer, or with `TMA` a descriptor of the whole tensor, which always checks.
     """
     if TMA:
-        return source.load([batch, head, row, 0]).reshape(ROWS, COLS)
+        values = source.load([batch, head, row, 0]).reshape(ROWS, COLS)
     else:
         rows, cols = tl.arange(0, ROWS), tl.arange(0, COLS)
         base = source + batch.to(tl.int64) * stride_b + head.to(tl.int64) * stride_h
         tile = base + row.to(tl.int64) * stride_n + (rows[:, None] * stride_n + cols[None, :])
         if CHECK and DIM < COLS:
-            return tl.load(tile, mask=(row + rows < end)[:, None] & (cols < DIM)[None, :], other=0.0)
+            values = tl.load(tile, mask=(row + rows < end)[:, None] & (cols < DIM)[None, :], other=0.0)
         elif CHECK:
-            return tl.load(tile, mask=(row + rows < end)[:, None], other=0.0)
+            values = tl.load(tile, mask=(row + rows < end)[:, None], other=0.0)
         elif DIM < COLS:
-            return tl.load(tile, mask=(cols < DIM)[None, :], other=0.0)
+            values = tl.load(tile, mask=(cols < DIM)[None, :], other=0.0)
         else:
-            return tl.load(tile)
+            values = tl.load(tile)
+    return values
 
 
 @triton.jit
@@ -108,11 +109,11 @@ def cap(raw, scale, softcap, SOFTCAP: tl.constexpr):
 
     Without a cap the scores stay raw: the caller multiplies by the scale once it has subtracted.
     """
+    scores, slope = raw, 1.0
     if SOFTCAP:
         t = tanh(raw * (scale / softcap))
-        return t * (softcap * 1.4426950408889634), 1.0 - t * t
-    else:
-        return raw, 1.0
+        scores, slope = t * (softcap * 1.4426950408889634), 1.0 - t * t
+    return scores, slope
 
 
 @triton.jit
