@@ -59,7 +59,9 @@ def _tile(n_cols, blocks, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _forward(x_ptr, bias_ptr, y_ptr, n_cols, blocks, ACT: tl.constexpr, BLOCK: tl.constexpr):
+def _bias_activation_forward_kernel(
+    x_ptr, bias_ptr, y_ptr, n_cols, blocks, ACT: tl.constexpr, BLOCK: tl.constexpr
+):
     row, start, left = _tile(n_cols, blocks, BLOCK)
     at = tl.arange(0, BLOCK)
     mask = at < left
@@ -70,7 +72,9 @@ def _forward(x_ptr, bias_ptr, y_ptr, n_cols, blocks, ACT: tl.constexpr, BLOCK: t
 
 
 @triton.jit
-def _backward(dy_ptr, x_ptr, dx_ptr, n_cols, blocks, ACT: tl.constexpr, BLOCK: tl.constexpr):
+def _activation_backward_kernel(
+    dy_ptr, x_ptr, dx_ptr, n_cols, blocks, ACT: tl.constexpr, BLOCK: tl.constexpr
+):
     row, start, left = _tile(n_cols, blocks, BLOCK)
     at = tl.arange(0, BLOCK)
     mask = at < left
@@ -81,7 +85,7 @@ def _backward(dy_ptr, x_ptr, dx_ptr, n_cols, blocks, ACT: tl.constexpr, BLOCK: t
 
 
 @triton.jit
-def _bias_backward(
+def _bias_activation_backward_kernel(
     dy_ptr, x_ptr, bias_ptr, dx_ptr, partial_ptr, n_rows, n_cols, blocks, groups,
     ACT: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -104,7 +108,7 @@ def _bias_backward(
 
 
 @triton.jit
-def _gated_forward(
+def _gated_forward_kernel(
     gate_ptr, up_ptr, y_ptr, gate_stride, up_stride, n_cols, blocks, ACT: tl.constexpr, BLOCK: tl.constexpr
 ):
     row, start, left = _tile(n_cols, blocks, BLOCK)
@@ -116,7 +120,7 @@ def _gated_forward(
 
 
 @triton.jit
-def _gated_backward(
+def _gated_backward_kernel(
     dy_ptr, gate_ptr, up_ptr, dgate_ptr, dup_ptr, gate_stride, up_stride, dgate_stride, dup_stride,
     n_cols, blocks, ACT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -172,7 +176,7 @@ def bias_activation_gradient_op(
     if bias is None:
         if x.numel():
             blocks, params = _blocks(x.numel(), x.device)
-            _backward[(blocks,)](dy, x, dx, x.numel(), blocks, ACT=name, **params)
+            _activation_backward_kernel[(blocks,)](dy, x, dx, x.numel(), blocks, ACT=name, **params)
         return dx, x.new_empty(0)
     if not x.numel():
         return dx, torch.zeros_like(bias)
@@ -183,7 +187,7 @@ def bias_activation_gradient_op(
     blocks = cdiv(n_cols, params["BLOCK"])
     groups = min(max(wanted // blocks, 1), cdiv(n_rows, params["ROWS"]))
     partial = torch.empty(groups, n_cols, dtype=torch.float32, device=x.device)
-    _bias_backward[(blocks * groups,)](
+    _bias_activation_backward_kernel[(blocks * groups,)](
         dy, x, bias.contiguous(), dx, partial, n_rows, n_cols, blocks, groups, ACT=name, **params
     )
     return dx, partial.sum(0).to(bias.dtype)
@@ -204,7 +208,9 @@ def bias_activation_op(x: Tensor, bias: Tensor | None, name: str) -> Tensor:
     n_cols = x.numel() if bias is None else x.shape[-1]
     blocks, params = _blocks(n_cols, x.device)
     grid = (x.numel() // n_cols * blocks,)
-    _forward[grid](x, None if bias is None else bias.contiguous(), y, n_cols, blocks, ACT=name, **params)
+    _bias_activation_forward_kernel[grid](
+        x, None if bias is None else bias.contiguous(), y, n_cols, blocks, ACT=name, **params
+    )
     return y
 
 
@@ -227,7 +233,9 @@ def _launch_gated_forward(gate: Tensor, up: Tensor, y: Tensor, name: str) -> Non
         return
     (g, u), n_rows, n_cols = _gated_launch_shape(gate, up)
     blocks, params = _blocks(n_cols, y.device)
-    _gated_forward[(n_rows * blocks,)](g, u, y, g.stride(0), u.stride(0), n_cols, blocks, ACT=name, **params)
+    _gated_forward_kernel[(n_rows * blocks,)](
+        g, u, y, g.stride(0), u.stride(0), n_cols, blocks, ACT=name, **params
+    )
 
 
 def _launch_gated_backward(
@@ -237,7 +245,7 @@ def _launch_gated_backward(
         return
     (g, u, dg, du), n_rows, n_cols = _gated_launch_shape(gate, up, dgate, dup)
     blocks, params = _blocks(n_cols, dy.device)
-    _gated_backward[(n_rows * blocks,)](
+    _gated_backward_kernel[(n_rows * blocks,)](
         dy.contiguous(), g, u, dg, du, g.stride(0), u.stride(0), dg.stride(0), du.stride(0),
         n_cols, blocks, ACT=name, **params,
     )  # fmt: skip

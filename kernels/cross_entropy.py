@@ -60,7 +60,7 @@ SCALE = LaunchTable(
 
 
 @triton.jit
-def _rows(
+def _cross_entropy_kernel(
     x_ptr, target_ptr, loss_weight_ptr, grad_weight_ptr, loss_ptr, lse_ptr, grad_ptr,
     x_stride, grad_weight_stride, n_cols, n_written, ignore_index, smoothing, z_weight,
     SMOOTH: tl.constexpr, KNOWN_LSE: tl.constexpr, GRADIENT: tl.constexpr,
@@ -150,7 +150,7 @@ def _rows(
 
 
 @triton.jit
-def _scale(x_ptr, factor_ptr, n, BLOCK: tl.constexpr):
+def _scale_kernel(x_ptr, factor_ptr, n, BLOCK: tl.constexpr):
     factor = tl.load(factor_ptr).to(tl.float32)
     # The usual factor is 1: then nothing is read, and no one waits to know.
     first = tl.program_id(0).to(tl.int64) * BLOCK
@@ -193,7 +193,7 @@ def launch_rows(
     params = dict(ROWS.pick(n_cols, logits.device))
     params["BLOCK"] = min(params["BLOCK"], max(next_power_of_2(n_cols + group), 64))
     per_row = grad_weight is not None and grad_weight.numel() > 1
-    _rows[(n_rows,)](
+    _cross_entropy_kernel[(n_rows,)](
         logits, target, loss_weight, grad_weight, loss, lse, grad,
         logits.stride(0), int(per_row), n_cols, n_written,
         ignore_index, label_smoothing, z_loss,
@@ -264,7 +264,7 @@ def scale_in_place(grad: Tensor, factor: Tensor) -> None:
     params = dict(SCALE.pick(span, grad.device))
     programs = params.pop("programs_per_sm") * sm_count(grad.device)
     with guard(grad.device):
-        _scale[(programs,)](grad, factor, span, **params)
+        _scale_kernel[(programs,)](grad, factor, span, **params)
 
 
 @operator(

@@ -85,7 +85,7 @@ def _rotate_heads(
 
 
 @triton.jit
-def _rotate(
+def _rope_kernel(
     q_ptr, k_ptr, q_out_ptr, k_out_ptr, cos_ptr, sin_ptr, n_tokens,
     q_batch, q_token, q_head, q_out_batch, q_out_token, q_out_head, q_heads,
     k_batch, k_token, k_head, k_out_batch, k_out_token, k_out_head, k_heads,
@@ -182,7 +182,7 @@ def rope_op(
     pairs = next_power_of_2(half)
     heads = min(max(params.pop("TILE") // (2 * pairs), 1), next_power_of_2(q.shape[head_axis]))
     k_strides = (0,) * 6 if k is None else (*_strides(k, layout), *_strides(k_out, layout))
-    _rotate[(q.shape[0] * q.shape[token_axis],)](
+    _rope_kernel[(q.shape[0] * q.shape[token_axis],)](
         q, k, q_out, k_out, cos, sin, q.shape[token_axis],
         *_strides(q, layout), *_strides(q_out, layout), q.shape[head_axis],
         *k_strides, 0 if k is None else k.shape[head_axis],

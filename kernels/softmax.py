@@ -85,7 +85,7 @@ def _scores(x_ptrs, mask_ptrs, mask_stride, cols, limit, n_cols, scale, BOOL: tl
 
 
 @triton.jit
-def _forward(
+def _softmax_forward_kernel(
     x_ptr, mask_ptr, y_ptr, x_stride, n_rows, n_cols, scale, n_queries, diagonal,
     size_1, size_2, stride_0, stride_1, stride_2, stride_col,
     CAUSAL: tl.constexpr, BOOL: tl.constexpr, LOG: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
@@ -105,7 +105,7 @@ def _forward(
 
 
 @triton.jit
-def _forward_long(
+def _softmax_forward_long_kernel(
     x_ptr, mask_ptr, y_ptr, x_stride, n_rows, n_cols, scale, n_queries, diagonal,
     size_1, size_2, stride_0, stride_1, stride_2, stride_col,
     CAUSAL: tl.constexpr, BOOL: tl.constexpr, LOG: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
@@ -152,7 +152,7 @@ def _gradient(dy, y, total, scale, BLOCKED: tl.constexpr, LOG: tl.constexpr):
 
 
 @triton.jit
-def _backward(
+def _softmax_backward_kernel(
     dy_ptr, y_ptr, dx_ptr, n_rows, n_cols, scale, n_queries, diagonal,
     CAUSAL: tl.constexpr, BLOCKED: tl.constexpr, LOG: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -169,7 +169,7 @@ def _backward(
 
 
 @triton.jit
-def _backward_long(
+def _softmax_backward_long_kernel(
     dy_ptr, y_ptr, dx_ptr, n_rows, n_cols, scale, n_queries, diagonal,
     CAUSAL: tl.constexpr, BLOCKED: tl.constexpr, LOG: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -264,7 +264,7 @@ def gradient_op(
     n_rows = y.numel() // n_cols
     long, rows, params = _plan(BACKWARD, n_cols, y)
     # In the log form dy counts where the score was excluded too: all of it is read.
-    (_backward_long if long else _backward)[(cdiv(n_rows, rows),)](
+    (_softmax_backward_long_kernel if long else _softmax_backward_kernel)[(cdiv(n_rows, rows),)](
         dy.contiguous(), y, dx, n_rows, n_cols, scale, y.shape[-2] if y.dim() > 1 else 1, diagonal,
         CAUSAL=causal and not log, BLOCKED=blocked, LOG=log, **params,
     )  # fmt: skip
@@ -287,7 +287,7 @@ def softmax_op(
     if mask is not None:
         mask, sizes, strides = _mask_layout(mask.view(torch.uint8) if is_bool else mask, x.shape)
     long, rows, params = _plan(FORWARD, n_cols, x)
-    (_forward_long if long else _forward)[(cdiv(flat.shape[0], rows),)](
+    (_softmax_forward_long_kernel if long else _softmax_forward_kernel)[(cdiv(flat.shape[0], rows),)](
         flat, mask, y, flat.stride(0), flat.shape[0], n_cols, scale,
         x.shape[-2] if x.dim() > 1 else 1, diagonal, *sizes, *strides,
         CAUSAL=causal, BOOL=is_bool, LOG=log, **params,
