@@ -84,35 +84,33 @@ def collective_groups(
         message = analysis.messages[row]
         part = _Part(
             message,
-            _payload_bytes(analysis, row),
             int(dur_ns[row]),
             exposed_ns,
             transfers_ns.get(keys[row]) if transfers_ns and row in keys else None,
             link_bytes_per_s(analysis.device, analysis.timeline, message),
         )
-        sized = next((label for end, label in _CLASSES if (part.payload_bytes or 0.0) <= end), None)
-        size = sized if part.payload_bytes is not None else None
+        size = _size_class(message.payload_bytes)
         key = (message.kind, message.dtype, message.ranks, size, part.link_bytes_per_s)
         groups.setdefault(key, []).append(part)
-    found = [_group(parts, key[3], analysis.step_count) for key, parts in groups.items()]
+    found = [_group(parts, analysis.step_count) for parts in groups.values()]
     return sorted(found, key=lambda group: (-group.time_ms_per_step, group.kind, group.dtype or ""))
 
 
 @dataclass(frozen=True, slots=True)
 class _Part:
     message: Message
-    payload_bytes: float | None
     dur_ns: int
     exposed_ns: float
     transfer_ns: int | None
     link_bytes_per_s: float | None
 
 
-def _group(parts: list[_Part], size: object, steps: int) -> CollectiveGroup:
+def _group(parts: list[_Part], steps: int) -> CollectiveGroup:
     first = parts[0]
     time_ns = sum(part.dur_ns for part in parts)
     exposed_ns = sum(part.exposed_ns for part in parts)
-    payload, bus = _sum(part.payload_bytes for part in parts), _sum(part.message.bus_bytes for part in parts)
+    payload = _sum(part.message.payload_bytes for part in parts)
+    bus = _sum(part.message.bus_bytes for part in parts)
     transfer_ns = _sum(part.transfer_ns for part in parts)
     taken_ns = time_ns if transfer_ns is None else transfer_ns
     rate = bus / taken_ns * 1e9 if bus is not None and taken_ns > 0 else None
@@ -121,7 +119,7 @@ def _group(parts: list[_Part], size: object, steps: int) -> CollectiveGroup:
         kind=first.message.kind,
         dtype=None if first.message.dtype == "unknown" else first.message.dtype,
         ranks=first.message.ranks,
-        size_class=size if isinstance(size, str) else None,
+        size_class=_size_class(first.message.payload_bytes),
         calls_per_step=len(parts) / steps,
         payload_bytes=None if payload is None else payload / steps,
         bus_bytes=None if bus is None else bus / steps,
@@ -149,12 +147,10 @@ def _keys(analysis: Analysis) -> dict[int, Key]:
     return found
 
 
-def _payload_bytes(analysis: Analysis, row: int) -> float | None:
-    """By its message, else as its operator's formula has it."""
-    payload = analysis.messages[row].payload_bytes
-    if payload is None and analysis.costs.known[row]:
-        payload = float(analysis.costs.bytes_read[row])
-    return payload
+def _size_class(payload_bytes: float | None) -> str | None:
+    if payload_bytes is None:
+        return None
+    return next(label for end, label in _CLASSES if payload_bytes <= end)
 
 
 def _exposed_ns(analysis: Analysis, chosen: np.ndarray) -> np.ndarray:

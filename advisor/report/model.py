@@ -491,12 +491,12 @@ class Report(Struct, kw_only=True):
     breakdown: Breakdown
     #: Launches of the steady steps in groups, longest first.
     kernels: list[KernelGroup] = []
-    #: Collectives of the steady steps in groups, longest first; empty without any.
-    communication: list[CollectiveGroup] = []
     #: What to change, largest saving first.
     findings: list[Finding] = []
     #: What stands in the way of trusting the figures, worst first.
     data_quality: list[Quality] = []
+    #: Collectives of the steady steps in groups, longest first; empty without any.
+    communication: list[CollectiveGroup] = []
     #: One entry a rank; empty for a single trace.
     ranks: list[RankSummary] = []
     #: Another tool's figures beside ours; empty unless asked for.
@@ -512,7 +512,8 @@ class Report(Struct, kw_only=True):
         """One of the report's lists as a data frame, a row an entry; what is not known is NaN or None.
 
         Args:
-            table: ``"kernels"``, ``"findings"``, ``"data_quality"``, ``"ranks"`` or ``"cross_checks"``.
+            table: ``"kernels"``, ``"findings"``, ``"data_quality"``, ``"communication"``, ``"ranks"`` or
+                ``"cross_checks"``.
 
         Raises:
             UsageError: no such table.

@@ -98,7 +98,7 @@ class Message:
 
 
 class _Recorded(msgspec.Struct, gc=False):
-    """Arguments that PyTorch (2.3 on) records on ``record_param_comms`` and on the kernels inside it."""
+    """Arguments that recent PyTorch records on ``record_param_comms`` and on the kernels inside it."""
 
     name: Any = msgspec.field(default=None, name="Collective name")
     elements_in: Any = msgspec.field(default=None, name="In msg nelems")

@@ -30,7 +30,7 @@ _MESH_DEVICES = 8
 def find_messages(timeline: Timeline, rows: np.ndarray) -> list[Message]:
     """What each of these launches moves.
 
-    Kernels carry the arguments of their collective since PyTorch 2.3; before, ``record_param_comms`` or the
+    Kernels of a recent PyTorch carry the arguments of their collective; else ``record_param_comms`` or the
     shapes of the range ``nccl:...`` around the launch tell it. Where one collective launches several kernels
     nothing tells them apart, and their sizes stay unknown.
 

@@ -153,3 +153,18 @@ def test_a_missing_or_binary_file_is_refused_by_name(tmp_path: Path) -> None:
 def test_no_two_shipped_rows_answer_to_the_same_name() -> None:
     names = [name for row in builtin_rows().values() for name in (row.key, *row.aliases)]
     assert len(names) == len(set(names))
+
+
+def test_how_devices_are_joined_is_one_of_three_words_and_comes_from_the_row_that_is_resembled(table) -> None:
+    path = table(CARD + '[device.ours]\nlike = "h100-sxm"\n')
+    assert find_device(override="ours", user_toml=path).peer_fabric == "switch"
+    assert builtin_rows()["a100-sxm-80gb"].peer_fabric == "switch"
+    assert builtin_rows()["a100-pcie-80gb"].peer_fabric == "bridge"
+    assert find_device(override="my-card", user_toml=path).peer_fabric == ""
+    with pytest.raises(InputError, match="peer_fabric: must be one of switch, mesh, bridge, not 'string'"):
+        find_device(user_toml=table('[device.x]\npeer_fabric = "string"\n'))
+
+
+def test_every_shipped_link_between_devices_says_how_it_joins_them() -> None:
+    rows = builtin_rows().values()
+    assert [row.key for row in rows if "peer_bytes_per_s" in row.figures and not row.peer_fabric] == []

@@ -1,10 +1,13 @@
 """Measured roofs: kept per device, found for the same device alone, put in place of the datasheet's."""
 
+import msgspec
 import pytest
 
 from advisor.errors import UsageError
+from advisor.roofline.bound import classify
 from advisor.roofline.devices import find_device
 from advisor.roofline.measured import Measured, all_measured, choose_roofs, find, save, with_measured
+from advisor.trace.events import MEMCPY
 
 H200 = {"name": "NVIDIA H200", "totalGlobalMem": 150_109_880_320, "numSms": 132}
 MEASURED = Measured(
@@ -100,3 +103,33 @@ def test_asking_for_measured_roofs_that_are_not_there_says_what_to_run(cache):
     assert choose_roofs(device, H200) is device
     with pytest.raises(UsageError, match="advisor calibrate"):
         choose_roofs(device, H200, "measured")
+
+
+@pytest.mark.parametrize(
+    ("name", "rate"),
+    [
+        ("Memcpy HtoD (Pinned -> Device)", 55e9),
+        ("Memcpy DtoH (Device -> Pinned)", 54e9),
+        ("Memcpy HtoD (Pageable -> Device)", 11e9),
+        ("Memcpy DtoH (Device -> Pageable)", 63.015e9 / 8),
+        ("CopyHostToDevice", 55e9),
+        ("CopyDeviceToHost", 54e9),
+    ],
+)
+def test_a_copy_is_set_against_the_link_measured_in_its_direction_and_from_its_kind_of_memory(name, rate):
+    links = {**MEASURED.link_bytes_per_s, "to_device_pageable": 11e9, "to_host_pageable": 63.015e9 / 8}
+    measured = msgspec.structs.replace(MEASURED, link_bytes_per_s=links)
+    device = with_measured(find_device(H200), measured)
+
+    found = classify(None, 1_000_000, MEMCPY, device, name=name, copy_bytes=1_000_000)
+
+    assert found.efficiency == pytest.approx(1e6 / rate / 1e-3)
+
+
+def test_a_direction_that_was_not_measured_keeps_the_rate_known_for_the_link():
+    links = {"to_device_pinned": 50e9, "to_host_pinned": -1.0}
+    device = with_measured(find_device(H200), msgspec.structs.replace(MEASURED, link_bytes_per_s=links))
+
+    for name in ("Memcpy DtoH (Device -> Pinned)", "Memcpy HtoD (Pageable -> Device)"):
+        found = classify(None, 1_000_000, MEMCPY, device, name=name, copy_bytes=1_000_000)
+        assert found.efficiency == pytest.approx(1e6 / 50e9 / 1e-3)
