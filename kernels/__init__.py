@@ -7,8 +7,22 @@ Triton; naming one of its members does. See ``docs/kernels.md``.
 import importlib
 from typing import Any
 
-#: The module that holds each public name.
-_HOME: dict[str, str] = {}
+#: The module that holds each public name. A function named as its module (`softmax.softmax`) is not here: the
+#: package's attribute of that name is the module.
+_HOME: dict[str, str] = {
+    "GeGLU": "activations",
+    "SwiGLU": "activations",
+    "bias_activation": "activations",
+    "bias_gelu": "activations",
+    "gated_activation": "activations",
+    "gated_activation_packed": "activations",
+    "geglu": "activations",
+    "relu_squared": "activations",
+    "swiglu": "activations",
+    "CrossEntropyLoss": "cross_entropy",
+    "LinearCrossEntropy": "linear_cross_entropy",
+    "log_softmax": "softmax",
+}
 
 __all__ = sorted(_HOME)
 

@@ -41,8 +41,8 @@ BIAS_BACKWARD = LaunchTable(
     "activations_bias_backward",
     {
         "default": [
-            (256, {"ROWS": 16, "BLOCK": 256, "programs_per_sm": 8, "num_warps": 4}),
-            (None, {"ROWS": 8, "BLOCK": 512, "programs_per_sm": 8, "num_warps": 4}),
+            (256, {"ROWS": 8, "BLOCK": 256, "programs_per_sm": 8, "num_warps": 4}),
+            (None, {"ROWS": 4, "BLOCK": 512, "programs_per_sm": 8, "num_warps": 4}),
         ],
         "interpreter": [(None, {"ROWS": 8, "BLOCK": 256, "programs_per_sm": 4, "num_warps": 1})],
     },
@@ -89,12 +89,13 @@ def _bias_activation_backward_kernel(
     dy_ptr, x_ptr, bias_ptr, dx_ptr, partial_ptr, n_rows, n_cols, blocks, groups,
     ACT: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    # A program owns a strip of columns in every `groups`-th band of rows, and sums it in fp32.
+    # A program owns a strip of columns in every `groups`-th band of rows, and sums it in fp32; rows of the
+    # tile are added up after the last band, so that threads need not wait for each other before.
     pid = tl.program_id(0)
     group, cols = pid // blocks, (pid % blocks) * BLOCK + tl.arange(0, BLOCK)
     col_mask = cols < n_cols
     bias = tl.load(bias_ptr + cols, mask=col_mask, other=0.0).to(tl.float32)
-    total = tl.zeros([BLOCK], tl.float32)
+    total = tl.zeros([ROWS, BLOCK], tl.float32)
     for band in range(group, tl.cdiv(n_rows, ROWS), groups):
         rows = band * ROWS + tl.arange(0, ROWS)
         mask = (rows < n_rows)[:, None] & col_mask[None, :]
@@ -103,8 +104,8 @@ def _bias_activation_backward_kernel(
         dy = tl.load(dy_ptr + where, mask=mask, other=0.0).to(tl.float32)
         dx = dy * activation_gradient(z, ACT)
         tl.store(dx_ptr + where, dx, mask=mask)
-        total += tl.sum(dx, axis=0)
-    tl.store(partial_ptr + group.to(tl.int64) * n_cols + cols, total, mask=col_mask)
+        total += dx
+    tl.store(partial_ptr + group.to(tl.int64) * n_cols + cols, tl.sum(total, axis=0), mask=col_mask)
 
 
 @triton.jit

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.kernels.checks import assert_as_accurate, cases, check, skip_unless_runnable
 
-DTYPES = cases([torch.float32, torch.float16, torch.bfloat16])
+DTYPES = cases([torch.float32, torch.bfloat16], [torch.float16])
 GATES = ("silu", "gelu", "gelu_tanh", "relu", "relu_squared")
 
 
@@ -29,7 +29,7 @@ def test_bias_and_activation_match_eager(device, dtype, name, poisoned):
     )
 
 
-@pytest.mark.parametrize("shape", cases([(5,), (3, 1), (7, 4097)], [(2, 3, 4, 5), (1, 1)]))
+@pytest.mark.parametrize("shape", cases([(7, 4097)], [(5,), (3, 1), (2, 3, 4, 5), (1, 1)]))
 def test_an_activation_without_bias_takes_any_shape(device, shape):
     check(
         lambda x: act.bias_gelu(x, approximate="tanh"),

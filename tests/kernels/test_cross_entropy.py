@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from tests.kernels.checks import assert_as_accurate, cases, check, skip_unless_runnable
 
-DTYPES = cases([torch.float32, torch.float16, torch.bfloat16])
-REDUCTIONS = cases(["mean", "sum", "none"])
+DTYPES = cases([torch.float32, torch.bfloat16], [torch.float16])
+REDUCTIONS = cases(["mean"], ["sum", "none"])
 
 
 def _logits(device, dtype, rows, classes, row_stride=None):
@@ -45,7 +45,7 @@ def test_loss_and_gradient_match_eager(device, dtype, reduction, options, poison
     _judge(_logits(device, dtype, 7, 777), _target(device, 7, 777), reduction=reduction, **options)
 
 
-@pytest.mark.parametrize("classes", cases([1, 3, 8, 257, 1000], [2, 7, 256, 255, 4099]))
+@pytest.mark.parametrize("classes", cases([1, 257], [2, 3, 7, 8, 255, 256, 1000, 4099]))
 @pytest.mark.parametrize("dtype", cases([torch.float16], [torch.float32]))
 def test_rows_of_any_length_and_alignment(device, dtype, classes, poisoned):
     for stride in (classes, classes + 5, classes + 8):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tests.kernels.checks import assert_as_accurate, cases, check, skip_unless_runnable
 
-DTYPES = cases([torch.float32, torch.float16, torch.bfloat16])
+DTYPES = cases([torch.float32, torch.bfloat16], [torch.float16])
 LOGS = cases([False, True])
 
 
@@ -29,7 +29,7 @@ def _judge(x, *, gradients=True, **options):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("log", LOGS)
-@pytest.mark.parametrize("columns", cases([1, 5, 64, 1000], [8, 129, 2048]))
+@pytest.mark.parametrize("columns", cases([5, 1000], [1, 8, 64, 129, 2048]))
 def test_rows_that_fit_match_eager(device, dtype, log, columns, poisoned):
     skip_unless_runnable(device, dtype)
     _judge(_x(device, dtype, 5, columns), scale=0.3, log=log)
