@@ -66,7 +66,7 @@ def keep_tile(seed_ptr, rows, n_cols, THRESHOLD: tl.constexpr, ROWS: tl.constexp
 
 
 @triton.jit
-def _forward(
+def _norm_forward_kernel(
     x_ptr, residual_ptr, seed_ptr, w_ptr, b_ptr, y_ptr, sum_ptr, stats_ptr, x_stride, residual_stride,
     n_rows, n_cols, eps, offset, scale,
     IS_RMS: tl.constexpr, ROUND: tl.constexpr, THRESHOLD: tl.constexpr,
@@ -102,7 +102,7 @@ def _forward(
 
 
 @triton.jit
-def _backward(
+def _norm_backward_kernel(
     dy_ptr, dsum_ptr, x_ptr, w_ptr, stats_ptr, seed_ptr, dx_ptr, dropped_ptr, partial_ptr,
     dy_stride, dsum_stride, x_stride, n_rows, n_cols, offset, scale,
     IS_RMS: tl.constexpr, ROUND: tl.constexpr, PARTS: tl.constexpr, THRESHOLD: tl.constexpr,
@@ -194,7 +194,7 @@ def launch_forward(
     other = None if residual is None else as_rows(residual)
     block = max(next_power_of_2(n_cols), 8)
     params = FORWARD.pick(block, x.device)
-    _forward[(cdiv(n_rows, params["ROWS"]),)](
+    _norm_forward_kernel[(cdiv(n_rows, params["ROWS"]),)](
         rows, other, seed, weight, bias, y, total, stats, rows.stride(0), _row_stride(other),
         n_rows, n_cols, eps, offset, keep_scale(p),
         IS_RMS=is_rms, ROUND=round_first, THRESHOLD=keep_threshold(p), BLOCK=block, **params,
@@ -233,7 +233,7 @@ def launch_backward(
     most = params.pop("programs_per_sm") * sm_count(x.device)
     programs = min(most, cdiv(n_rows, params["ROWS"]))
     partial = torch.empty(programs, parts, n_cols, dtype=torch.float32, device=x.device)
-    _backward[(programs,)](
+    _norm_backward_kernel[(programs,)](
         drows, carried, rows, weight, stats, seed, dx, dropped, partial,
         drows.stride(0), _row_stride(carried), rows.stride(0), n_rows, n_cols, offset, keep_scale(p),
         IS_RMS=is_rms, ROUND=round_first, PARTS=parts, THRESHOLD=keep_threshold(p), BLOCK=block, **params,

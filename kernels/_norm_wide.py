@@ -30,7 +30,7 @@ WIDE_WEIGHT = LaunchTable(
 
 
 @triton.jit
-def _forward_wide(
+def _norm_forward_wide_kernel(
     x_ptr, w_ptr, b_ptr, y_ptr, stats_ptr, x_stride, n_rows, n_cols, eps, offset,
     IS_RMS: tl.constexpr, ROUND: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -80,7 +80,7 @@ def _wide_block(dy_ptr, x_ptr, w_ptr, cols, n_cols, mean, rstd, offset):
 
 
 @triton.jit
-def _backward_wide(
+def _norm_backward_wide_kernel(
     dy_ptr, x_ptr, w_ptr, stats_ptr, dx_ptr, dy_stride, x_stride, n_rows, n_cols, offset,
     IS_RMS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -108,7 +108,7 @@ def _backward_wide(
 
 
 @triton.jit
-def _weight_gradient_wide(
+def _norm_weight_wide_kernel(
     dy_ptr, x_ptr, stats_ptr, partial_ptr, dy_stride, x_stride, n_rows, n_cols, blocks, bands,
     IS_RMS: tl.constexpr, ROUND: tl.constexpr, PARTS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -144,7 +144,7 @@ def forward_wide(
 ) -> None:  # fmt: skip
     """Fill `y` and `stats` from the rows of `x`."""
     n_rows, n_cols = x.shape
-    _forward_wide[(n_rows,)](
+    _norm_forward_wide_kernel[(n_rows,)](
         x, weight, bias, y, stats, x.stride(0), n_rows, n_cols, eps, offset,
         IS_RMS=is_rms, ROUND=round_first, **WIDE.pick(n_cols, x.device),
     )  # fmt: skip
@@ -155,7 +155,7 @@ def backward_wide(
 ) -> None:
     """Fill `dx`."""
     n_rows, n_cols = x.shape
-    _backward_wide[(n_rows,)](
+    _norm_backward_wide_kernel[(n_rows,)](
         dy, x, weight, stats, dx, dy.stride(0), x.stride(0), n_rows, n_cols, offset,
         IS_RMS=is_rms, **WIDE.pick(n_cols, x.device),
     )  # fmt: skip
@@ -171,7 +171,7 @@ def weight_partials_wide(
     most = max(1, sm_count(x.device) * params.pop("programs_per_sm") // blocks)
     bands = min(most, cdiv(n_rows, params["ROWS"]))
     partial = torch.empty(bands, parts, n_cols, dtype=torch.float32, device=x.device)
-    _weight_gradient_wide[(bands * blocks,)](
+    _norm_weight_wide_kernel[(bands * blocks,)](
         dy, x, stats, partial, dy.stride(0), x.stride(0), n_rows, n_cols, blocks, bands,
         IS_RMS=is_rms, ROUND=round_first, PARTS=parts, **params,
     )  # fmt: skip

@@ -7,8 +7,17 @@ columns are the same in each of its rows, so sums over rows stay within threads.
 import torch
 from torch import Tensor
 
-from ._launch import cdiv
+from ._launch import LaunchTable, cdiv
 from ._triton import tl, triton
+
+#: Size: columns.
+SUM_PARTIALS = LaunchTable(
+    "sum_partials",
+    {
+        "default": [(None, {"ROWS": 64, "BLOCK": 32, "num_warps": 4})],
+        "interpreter": [(None, {"ROWS": 8, "BLOCK": 4096, "num_warps": 1})],
+    },
+)
 
 
 @triton.jit
@@ -39,7 +48,7 @@ def input_gradient(g, xhat, rstd, n_cols, IS_RMS: tl.constexpr):
 
 
 @triton.jit
-def _sum_partials(
+def _sum_partials_kernel(
     partial_ptr, a_ptr, b_ptr, c_ptr, n_partials, n_cols, blocks, PARTS: tl.constexpr, ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -73,10 +82,10 @@ def sum_partials(partial: Tensor, dtypes: list[torch.dtype]) -> list[Tensor]:
     n_partials, parts, n_cols = partial.shape
     sums = [torch.empty(n_cols, dtype=dtype, device=partial.device) for dtype in dtypes]
     pointers = [*sums, *[sums[0]] * (3 - parts)]
-    block = 32 if partial.device.type == "cuda" else 1024
-    blocks = cdiv(n_cols, block)
-    _sum_partials[(parts * blocks,)](
-        partial, *pointers, n_partials, n_cols, blocks, PARTS=parts, ROWS=64, BLOCK=block, num_warps=4
+    params = SUM_PARTIALS.pick(n_cols, partial.device)
+    blocks = cdiv(n_cols, params["BLOCK"])
+    _sum_partials_kernel[(parts * blocks,)](
+        partial, *pointers, n_partials, n_cols, blocks, PARTS=parts, **params
     )
     return sums
 

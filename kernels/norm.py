@@ -13,8 +13,8 @@ read 2, write 1 backward.
 Forward: a row is read once and stays in registers. Backward: a few programs a multiprocessor walk over the
 rows, the next ones on their way from memory while these are worked on, and keep dw and db in registers; each
 program writes one fp32 row of partials, which a second small kernel adds up in a fixed order. Wider rows
-(over 32 k columns, 16 k backward) are walked in blocks, twice, the second time from the L2 cache, and dw and db
-then read x and dy once more. The kernels stand in `_norm_rows` and `_norm_wide`.
+(over 32 k columns, 16 k backward) are walked in blocks, twice, the second time from the L2 cache, and dw and
+db then read x and dy once more. The kernels stand in `_norm_rows` and `_norm_wide`.
 
 Casting: ``"fp32"`` rounds once, at the end, as PyTorch and Gemma do (Gemma has offset 1). ``"llama"`` rounds
 h to x's dtype before the weight, as Hugging Face's Llama does, and gives the promoted dtype of x and weight.
@@ -198,7 +198,7 @@ def _flat(weight: Tensor | None, shape: list[int]) -> Tensor | None:
     return weight.reshape(-1).contiguous()
 
 
-def reference_layer_norm(
+def layer_norm_reference(
     x: Tensor,
     normalized_shape: Sequence[int] | int,
     weight: Tensor | None = None,
@@ -210,7 +210,7 @@ def reference_layer_norm(
     return F.layer_norm(x, shape, weight, bias, eps)
 
 
-def reference_rms_norm(
+def rms_norm_reference(
     x: Tensor,
     normalized_shape: Sequence[int] | int,
     weight: Tensor | None = None,

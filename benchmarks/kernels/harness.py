@@ -82,7 +82,7 @@ def backward(function: Callable[..., Any]) -> Variant:
 
     def prepare(inputs: Sequence[Any]) -> Call:
         outputs, douts, leaves = _graph(function, inputs)
-        return lambda: torch.autograd.grad(outputs, leaves, douts, retain_graph=True)
+        return lambda: torch.autograd.grad(outputs, leaves, douts, retain_graph=True, allow_unused=True)
 
     return prepare
 
@@ -92,7 +92,7 @@ def forward_backward(function: Callable[..., Any]) -> Variant:
 
     def prepare(inputs: Sequence[Any]) -> Call:
         _, douts, leaves = _graph(function, inputs)
-        return lambda: torch.autograd.grad(_outputs(function(*inputs)), leaves, douts)
+        return lambda: torch.autograd.grad(_outputs(function(*inputs)), leaves, douts, allow_unused=True)
 
     return prepare
 
