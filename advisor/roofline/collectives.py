@@ -37,7 +37,7 @@ _KINDS = tuple(
     )
 )
 #: No device holds a petabyte, and no job has a billion ranks: a larger figure is a broken record.
-_MAX_BYTES, _MAX_RANKS = 1e15, 10**9
+_MAX_BYTES, MAX_RANKS = 1e15, 10**9
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +129,7 @@ def read_message(raw: bytes | msgspec.Raw, rank: int | None = None) -> Message |
         return None
     dtype = parse_dtype(args.dtype)
     members = whole_numbers(args.members)
-    ranks = _whole(args.ranks, _MAX_RANKS) or (len(members) if members else None)
+    ranks = _whole(args.ranks, MAX_RANKS) or (len(members) if members else None)
     if members is not None and len(members) != ranks:
         members = None
     kind = collective_kind(args.name)

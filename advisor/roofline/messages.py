@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 
 from advisor.roofline.collectives import (
+    MAX_RANKS,
     Message,
     collective_kind,
     message_of_range,
@@ -106,7 +107,7 @@ def _only_group(info: object) -> tuple[int | None, tuple[int, ...] | None]:
     groups = info.get("pg_config")
     if isinstance(groups, list) and len(groups) == 1 and isinstance(groups[0], Mapping):
         size, members = groups[0].get("pg_size"), whole_numbers(groups[0].get("ranks"))
-        if type(size) is int and size > 0:
+        if type(size) is int and 0 < size <= MAX_RANKS:
             return size, members if members and len(members) == size else None
     # Among two ranks a collective has both.
     return (2, (0, 1)) if info.get("world_size") == 2 else (None, None)

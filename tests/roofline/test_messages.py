@@ -77,6 +77,27 @@ def test_in_a_larger_job_an_older_trace_does_not_tell_the_group():
     assert message.bus_bytes is None
 
 
+@pytest.mark.parametrize(
+    ("groups", "bus"),
+    [
+        ([{"pg_size": 4, "ranks": [0, 1, 2, 3]}], 4000 * 2 * 3 / 4),
+        ([{"pg_size": 4, "ranks": "?"}], 4000 * 2 * 3 / 4),
+        ([{"pg_size": 4}, {"pg_size": 2}], None),
+        ([{"pg_size": 10**400}], None),
+        ([{"pg_size": -4}], None),
+        (["?"], None),
+    ],
+)
+def test_the_only_group_of_a_job_is_that_of_its_collectives(groups, bus):
+    shapes = {"Input Dims": [[25, 40]], "Input type": ["float"]}
+    builder = job(world=8).event("user_annotation", "nccl:all_reduce", 15, 40, **shapes)
+    builder.meta["distributedInfo"]["pg_config"] = groups
+
+    (message,) = messages(builder.launch(KERNEL, 20, at=100, dur=50))
+
+    assert message.bus_bytes == bus
+
+
 def test_kernels_that_share_one_collective_have_no_size_of_their_own():
     builder = Builder().event("cpu_op", "record_param_comms", 10, 50, **RECORDED)
     builder.launch(KERNEL, 20, at=100, dur=50, **RECORDED).launch(KERNEL, 30, at=150, dur=50, **RECORDED)
