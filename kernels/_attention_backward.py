@@ -1,8 +1,8 @@
 """The backward kernels of attention: no atomics, so that a repeat is bit-equal.
 
-Scores are computed again from q and k, twice: a program of `query_gradient_kernel` owns a block of queries and
-sums dq over the keys, one of `key_gradient_kernel` owns a block of keys and sums dk and dv over the queries.
-That is seven products a tile where a single pass with atomic sums of dq needs five.
+Scores are computed again from q and k, twice: a program of `query_gradient_kernel` owns a block of queries
+and sums dq over the keys, one of `key_gradient_kernel` owns a block of keys and sums dk and dv over the
+queries. That is seven products a tile where a single pass with atomic sums of dq needs five.
 """
 
 from ._attention_tiles import (
@@ -37,7 +37,7 @@ def query_gradient_kernel(
     first_q, len_q = sequence(cu_q, batch, n_q, PACKED)
     first_k, len_k = sequence(cu_k, batch, n_k, PACKED)
     row = block * BLOCK_M
-    if PACKED:
+    if PACKED:  # noqa: SIM102
         if row >= len_q:
             return
     at = batch * 0 if PACKED else batch
@@ -98,7 +98,8 @@ def query_gradient_kernel(
 @triton.jit
 def key_gradient_kernel(
     q, k, v, grad, dk, dv, lse, delta, bias, cu_q, cu_k, seed_ptr,
-    q_b, q_h, q_n, k_b, k_h, k_n, v_b, v_h, v_n, g_b, g_h, g_n, dk_s, dk_b, dk_h, dk_n, dv_s, dv_b, dv_h, dv_n,
+    q_b, q_h, q_n, k_b, k_h, k_n, v_b, v_h, v_n, g_b, g_h, g_n,
+    dk_s, dk_b, dk_h, dk_n, dv_s, dv_b, dv_h, dv_n,
     bias_b, bias_h, bias_m, bias_n,
     heads, group, n_planes, n_blocks, together, n_q, n_k, lse_rows, scale, softcap, left, right, splits,
     DIM: tl.constexpr, DIM_V: tl.constexpr, COLS: tl.constexpr, COLS_V: tl.constexpr,
@@ -117,7 +118,7 @@ def key_gradient_kernel(
     first_q, len_q = sequence(cu_q, batch, n_q, PACKED)
     first_k, len_k = sequence(cu_k, batch, n_k, PACKED)
     col = block * BLOCK_N
-    if PACKED:
+    if PACKED:  # noqa: SIM102
         if col >= len_k:
             return
     at = batch * 0 if PACKED else batch
@@ -129,7 +130,7 @@ def key_gradient_kernel(
 
     shift = len_k - len_q if LOWER_RIGHT else 0
     low, high = shift - left, shift + right
-    # Rows past the end have lse = +inf, thus p = 0, and keys past the end are not stored: neither needs a mask.
+    # Neither end needs a mask: rows past it have lse = +inf, thus p = 0, and keys past it are not stored.
     start, whole, until, stop = spans(col, BLOCK_N, -high, -low, len_q, len_q, BLOCK_M, RIGHT, LEFT)
 
     end_q, end_k = first_q + len_q, first_k + len_k

@@ -34,7 +34,7 @@ def forward_kernel(
     first_q, len_q = sequence(cu_q, batch, n_q, PACKED)
     first_k, len_k = sequence(cu_k, batch, n_k, PACKED)
     row = block * BLOCK_M
-    if PACKED:
+    if PACKED:  # noqa: SIM102
         if row >= len_q:
             return
     at = batch * 0 if PACKED else batch

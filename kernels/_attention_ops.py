@@ -1,6 +1,6 @@
 """The operators of attention: what is launched, with what, and how autograd is told."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -8,8 +8,9 @@ from torch import Tensor
 
 from ._attention_backward import key_gradient_kernel, query_gradient_kernel
 from ._attention_forward import forward_kernel
+from ._attention_launch import FORWARD, KEY_GRADIENT, QUERY_GRADIENT, Params
 from ._device import sm_count
-from ._launch import LaunchTable, cdiv, next_power_of_2
+from ._launch import cdiv, next_power_of_2
 from ._ops import operator
 from ._random import keep_threshold
 
@@ -23,102 +24,6 @@ except ImportError:
 _L2_SHARE_BYTES = 20 * 2**20
 #: A tile's rows are addressed with 32-bit offsets, so strides beyond this are made dense first.
 _MAX_STRIDE = 2**31 // 512
-
-Params = Mapping[str, int]
-Rows = Mapping[str, Sequence[tuple[int | None, Params]]]
-
-
-def _tile(block_m: int, block_n: int, warps: int, stages: int, tma: int = 0) -> Params:
-    return {"BLOCK_M": block_m, "BLOCK_N": block_n, "num_warps": warps, "num_stages": stages, "TMA": tma}
-
-
-_INTERPRETER = {"interpreter": [(None, _tile(16, 16, 4, 1))]}
-
-
-class _Tiles:
-    """The launch tables of one kernel: plain, fp32, and with what takes registers (bias, soft-cap, dropout).
-
-    Sizes are head dimensions, padded to a power of two. The defaults fit in 99 KiB of shared memory.
-    """
-
-    def __init__(self, name: str, plain: Rows, modified: Rows, fp32: Rows) -> None:
-        self.plain = LaunchTable(f"attention_{name}", {**plain, **_INTERPRETER})
-        self.modified = LaunchTable(f"attention_{name}_modified", {**modified, **_INTERPRETER})
-        self.fp32 = LaunchTable(f"attention_{name}_fp32", {**fp32, **_INTERPRETER})
-
-    def pick(self, q: Tensor, options: Mapping[str, Any]) -> dict[str, int]:
-        """The parameters for these options on q's device."""
-        table = self.plain
-        if q.dtype == torch.float32:
-            table = self.fp32
-        elif options["BIAS"] or options["SOFTCAP"] or options["DROPOUT"]:
-            table = self.modified
-        return dict(table.pick(max(options["COLS"], options["COLS_V"]), q.device))
-
-
-FORWARD = _Tiles(
-    "forward",
-    plain={
-        "default": [(64, _tile(64, 64, 4, 2)), (128, _tile(64, 32, 4, 2)), (None, _tile(32, 32, 4, 1))],
-        "sm_80": [(64, _tile(128, 64, 4, 3)), (128, _tile(128, 64, 8, 2)), (None, _tile(64, 32, 4, 2))],
-        "sm_90": [
-            (64, _tile(128, 64, 4, 3, 1)),
-            (128, _tile(128, 128, 8, 2, 1)),
-            (None, _tile(128, 64, 8, 2, 1)),
-        ],
-    },
-    modified={
-        "default": [(64, _tile(64, 32, 4, 2)), (128, _tile(64, 32, 4, 1)), (None, _tile(32, 32, 4, 1))],
-        "sm_90": [
-            (64, _tile(128, 64, 8, 2, 1)),
-            (128, _tile(128, 64, 8, 2, 1)),
-            (None, _tile(128, 32, 8, 2, 1)),
-        ],
-    },
-    fp32={"default": [(64, _tile(64, 32, 8, 1)), (128, _tile(32, 32, 8, 1)), (None, _tile(16, 16, 4, 1))]},
-)
-QUERY_GRADIENT = _Tiles(
-    "query_gradient",
-    plain={
-        "default": [(64, _tile(64, 64, 4, 1)), (128, _tile(64, 32, 4, 1)), (None, _tile(32, 16, 4, 1))],
-        "sm_80": [(64, _tile(128, 64, 8, 2)), (128, _tile(64, 64, 4, 2)), (None, _tile(64, 32, 4, 1))],
-        "sm_90": [
-            (64, _tile(128, 128, 8, 2, 1)),
-            (128, _tile(128, 64, 8, 2, 1)),
-            (None, _tile(64, 32, 8, 2, 1)),
-        ],
-    },
-    modified={
-        "default": [(64, _tile(64, 32, 4, 1)), (128, _tile(32, 32, 4, 1)), (None, _tile(32, 16, 4, 1))],
-        "sm_90": [
-            (64, _tile(128, 64, 8, 2, 1)),
-            (128, _tile(128, 32, 8, 2, 1)),
-            (None, _tile(64, 32, 8, 1, 1)),
-        ],
-    },
-    fp32={"default": [(64, _tile(32, 32, 8, 1)), (128, _tile(32, 16, 8, 1)), (None, _tile(16, 16, 8, 1))]},
-)
-KEY_GRADIENT = _Tiles(
-    "key_gradient",
-    plain={
-        "default": [(64, _tile(32, 64, 4, 1)), (128, _tile(32, 64, 4, 1)), (None, _tile(16, 32, 4, 1))],
-        "sm_80": [(64, _tile(64, 128, 8, 2)), (128, _tile(32, 128, 8, 2)), (None, _tile(16, 64, 8, 1))],
-        "sm_90": [
-            (64, _tile(64, 128, 8, 2, 1)),
-            (128, _tile(64, 128, 8, 2, 1)),
-            (None, _tile(32, 64, 8, 2, 1)),
-        ],
-    },
-    modified={
-        "default": [(64, _tile(32, 64, 4, 1)), (128, _tile(16, 64, 4, 1)), (None, _tile(16, 32, 4, 1))],
-        "sm_90": [
-            (64, _tile(32, 128, 8, 2, 1)),
-            (128, _tile(32, 128, 8, 2, 1)),
-            (None, _tile(16, 64, 8, 1, 1)),
-        ],
-    },
-    fp32={"default": [(64, _tile(32, 32, 8, 1)), (128, _tile(16, 32, 8, 1)), (None, _tile(16, 16, 8, 1))]},
-)
 
 
 def _like(x: Tensor, length: int, dim: int, heads: int | None = None) -> Tensor:
@@ -288,8 +193,9 @@ def attention_gradient_op(
     key_gradient_kernel[(planes * blocks,)](
         *sources, part_k, part_v, lse, delta, bias, cu_q, cu_k, seed,
         *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *grad.stride()[:3],
-        *part_k.stride()[:4], *part_v.stride()[:4], *_bias_strides(bias), heads, heads // heads_k, planes, blocks,
-        _together(k, q, grad, planes, splits), *scalars, splits, **options, **params,
+        *part_k.stride()[:4], *part_v.stride()[:4], *_bias_strides(bias),
+        heads, heads // heads_k, planes, blocks, _together(k, q, grad, planes, splits), *scalars, splits,
+        **options, **params,
     )  # fmt: skip
     if splits > 1:
         dk.copy_(part_k.sum(0))
@@ -307,7 +213,7 @@ def _descriptors(sources: tuple[Any, ...], params: Params, options: Mapping[str,
 
 
 def _splits(programs: int, group: int, processors: int) -> int:
-    """Into how many parts to share out the query heads of a key head, so that each processor has a program."""
+    """Parts into which to share out the query heads of a key head, so that each processor has work."""
     divisors = [d for d in range(1, group + 1) if group % d == 0]
     return next((d for d in divisors if programs * d >= processors), group)
 

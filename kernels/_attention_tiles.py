@@ -1,7 +1,7 @@
 """What the attention kernels share: which tile a program owns, tiles of rows, scores, masks and dropout.
 
-Index conventions: `i` counts queries and `j` keys within their sequence; blocks of them broadcast against each
-other, so that the same code serves a tile of scores and its transpose.
+Index conventions: `i` counts queries and `j` keys within their sequence; blocks of them broadcast against
+each other, so that the same code serves a tile of scores and its transpose.
 """
 
 from ._math import tanh
@@ -69,7 +69,7 @@ def load_rows(
     source, batch, head, row, end, stride_b, stride_h, stride_n,
     DIM: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, CHECK: tl.constexpr, TMA: tl.constexpr,
 ):  # fmt: skip
-    """Rows `row` to `row + ROWS` of one head, [ROWS, COLS], zeros from column `DIM` and, if `CHECK`, row `end` on.
+    """A tile of rows of one head, [ROWS, COLS]: zeros from column `DIM` and, if `CHECK`, from row `end` on.
 
     `source` is a pointer, or with `TMA` a descriptor of the whole tensor, which always checks.
     """

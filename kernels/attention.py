@@ -1,14 +1,14 @@
-r"""Attention that never stores the scores (FlashAttention): forward, backward, masks, dropout, packed sequences.
+r"""Attention that never stores the scores (FlashAttention), forward and backward.
 
 Forward, for a query row i and the keys j that it sees (Dao, "FlashAttention-2", 2023, algorithm 1):
 
-    s_ij = scale q_i . k_j            (softcap: c tanh(s_ij / c))  + bias_ij
+    s_ij = scale q_i . k_j            (softcap: c tanh(scale q_i . k_j / c))  + bias_ij
     p_ij = exp(s_ij - L_i),           L_i = log sum_j exp(s_ij)
     o_i  = sum_j d_ij p_ij v_j,       d_ij = 0 or 1 / (1 - dropout)
 
-in one pass over blocks of keys: with the running maximum m and sum l, a new block of scores gives m' = max(m, s),
-and l and o shrink by exp(m - m') before the block is added. L, one fp32 number a row, is all that is saved besides
-the output. Exponentials are taken to base 2, with log2(e) within the scale.
+in one pass over blocks of keys: with the running maximum m and sum l, a new block of scores gives
+m' = max(m, s), and l and o shrink by exp(m - m') before the block is added. L, one fp32 number a row, is all
+that is saved besides the output. Exponentials are taken to base 2, with log2(e) within the scale.
 
 Gradient, given g = dL/do, with the scores computed again from q and k:
 
@@ -17,9 +17,9 @@ Gradient, given g = dL/do, with the scores computed again from q and k:
     ds_ij = p_ij (dp_ij - D_i),       D_i = sum_j p_ij dp_ij = g_i . o_i     (softcap: times 1 - tanh^2)
     dq_i  = scale sum_j ds_ij k_j,    dk_j = scale sum_i ds_ij q_i
 
-Work: 4 FLOPs a score and head dimension forward, and 14 backward (10 would do with atomic sums of dq, at the price of
-gradients that differ from run to run). Blocks of scores that no query sees are skipped; only blocks at the edge of
-what is seen evaluate the mask.
+Work: 4 FLOPs a score and head dimension forward, and 14 backward (10 would do with atomic sums of dq, at the
+price of gradients that differ from run to run). Blocks of scores that no query sees are skipped; only blocks
+at the edge of what is seen evaluate the mask.
 """
 
 import math

@@ -1,0 +1,110 @@
+"""Launch parameters of the attention kernels, by architecture and head dimension.
+
+Registers bound the tiles: for Hopper, `benchmarks.kernels.aot` shows 168 to 255 a thread, without spills,
+for head dimensions up to 128. Warp-specialised loops are not used: there, Triton 3.6 either fails to compile
+these (4 warps) or leaves them as they are (8 warps).
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ._launch import LaunchTable
+
+Params = Mapping[str, int]
+Rows = Mapping[str, Sequence[tuple[int | None, Params]]]
+
+
+def _tile(block_m: int, block_n: int, warps: int, stages: int, tma: int = 0) -> Params:
+    return {"BLOCK_M": block_m, "BLOCK_N": block_n, "num_warps": warps, "num_stages": stages, "TMA": tma}
+
+
+_INTERPRETER = {"interpreter": [(None, _tile(16, 16, 4, 1))]}
+
+
+class Tiles:
+    """The launch tables of one kernel: plain, fp32, and with what takes registers (bias, soft-cap, dropout).
+
+    Sizes are head dimensions, padded to a power of two. The defaults fit in 99 KiB of shared memory.
+    """
+
+    def __init__(self, name: str, plain: Rows, modified: Rows, fp32: Rows) -> None:
+        self.plain = LaunchTable(f"attention_{name}", {**plain, **_INTERPRETER})
+        self.modified = LaunchTable(f"attention_{name}_modified", {**modified, **_INTERPRETER})
+        self.fp32 = LaunchTable(f"attention_{name}_fp32", {**fp32, **_INTERPRETER})
+
+    def pick(self, q: Tensor, options: Mapping[str, Any]) -> dict[str, int]:
+        """The parameters for these options on q's device."""
+        table = self.plain
+        if q.dtype == torch.float32:
+            table = self.fp32
+        elif options["BIAS"] or options["SOFTCAP"] or options["DROPOUT"]:
+            table = self.modified
+        return dict(table.pick(max(options["COLS"], options["COLS_V"]), q.device))
+
+
+FORWARD = Tiles(
+    "forward",
+    plain={
+        "default": [(64, _tile(64, 64, 4, 2)), (128, _tile(64, 32, 4, 2)), (None, _tile(32, 32, 4, 1))],
+        "sm_80": [(64, _tile(128, 64, 4, 3)), (128, _tile(128, 64, 8, 2)), (None, _tile(64, 32, 4, 2))],
+        "sm_90": [
+            (64, _tile(128, 64, 4, 3, 1)),
+            (128, _tile(128, 128, 8, 2, 1)),
+            (None, _tile(128, 64, 8, 2, 1)),
+        ],
+    },
+    modified={
+        "default": [(64, _tile(64, 32, 4, 2)), (128, _tile(64, 32, 4, 1)), (None, _tile(32, 32, 4, 1))],
+        "sm_90": [
+            (64, _tile(128, 64, 8, 2, 1)),
+            (128, _tile(128, 64, 8, 2, 1)),
+            (None, _tile(128, 32, 8, 2, 1)),
+        ],
+    },
+    fp32={"default": [(64, _tile(64, 32, 8, 1)), (128, _tile(32, 32, 8, 1)), (None, _tile(16, 16, 4, 1))]},
+)
+QUERY_GRADIENT = Tiles(
+    "query_gradient",
+    plain={
+        "default": [(64, _tile(64, 64, 4, 1)), (128, _tile(64, 32, 4, 1)), (None, _tile(32, 16, 4, 1))],
+        "sm_80": [(64, _tile(128, 64, 8, 2)), (128, _tile(64, 64, 4, 2)), (None, _tile(64, 32, 4, 1))],
+        "sm_90": [
+            (64, _tile(128, 128, 8, 2, 1)),
+            (128, _tile(128, 64, 8, 2, 1)),
+            (None, _tile(64, 32, 8, 2, 1)),
+        ],
+    },
+    modified={
+        "default": [(64, _tile(64, 32, 4, 1)), (128, _tile(32, 32, 4, 1)), (None, _tile(32, 16, 4, 1))],
+        "sm_90": [
+            (64, _tile(128, 64, 8, 2, 1)),
+            (128, _tile(128, 32, 8, 2, 1)),
+            (None, _tile(64, 32, 8, 1, 1)),
+        ],
+    },
+    fp32={"default": [(64, _tile(32, 32, 8, 1)), (128, _tile(32, 16, 8, 1)), (None, _tile(16, 16, 8, 1))]},
+)
+KEY_GRADIENT = Tiles(
+    "key_gradient",
+    plain={
+        "default": [(64, _tile(32, 64, 4, 1)), (128, _tile(32, 64, 4, 1)), (None, _tile(16, 32, 4, 1))],
+        "sm_80": [(64, _tile(64, 128, 8, 2)), (128, _tile(32, 128, 8, 2)), (None, _tile(16, 64, 8, 1))],
+        "sm_90": [
+            (64, _tile(64, 128, 8, 2, 1)),
+            (128, _tile(64, 128, 8, 2, 1)),
+            (None, _tile(32, 64, 8, 2, 1)),
+        ],
+    },
+    modified={
+        "default": [(64, _tile(32, 64, 4, 1)), (128, _tile(16, 64, 4, 1)), (None, _tile(16, 32, 4, 1))],
+        "sm_90": [
+            (64, _tile(32, 128, 8, 2, 1)),
+            (128, _tile(32, 128, 8, 2, 1)),
+            (None, _tile(16, 64, 8, 1, 1)),
+        ],
+    },
+    fp32={"default": [(64, _tile(32, 32, 8, 1)), (128, _tile(16, 32, 8, 1)), (None, _tile(16, 16, 8, 1))]},
+)
