@@ -45,6 +45,13 @@ def test_rows_too_long_for_registers_match_eager(device, columns, log, poisoned)
     _judge(x, log=log, causal=True, diagonal=columns - 100)
 
 
+@pytest.mark.quick
+def test_leading_excluded_scores_do_not_poison_a_long_row(device):
+    # GIVEN a row whose first blocks are all excluded
+    mask = torch.arange(16400, device=device) >= 16390
+    _judge(_x(device, torch.float32, 2, 16400), mask=mask)
+
+
 @pytest.mark.gpu
 @pytest.mark.quick
 def test_a_row_of_256_thousand_columns_matches_eager(device):
