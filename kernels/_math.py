@@ -4,10 +4,11 @@ The activations go by name, as a constexpr string: ``none``, ``relu``, ``relu_sq
 (exact, by erf) and ``gelu_tanh``. With s = sigmoid(2u) and u = sqrt(2/pi) (x + 0.044715 x^3), the tanh form
 of GELU is x s, since (1 + tanh u) / 2 = sigmoid(2u): no tanh, and no cancellation for negative x.
 
-The exact form needs the normal distribution P. For z >= 0, P(-z) exp(z^2 / 2) is smooth and falls slowly, so a
-polynomial of degree 7 in t = 1 / (1 + 0.33 z) without constant term, fitted by reweighted least squares, gives
-P within 2.3e-8, below the rounding of 1 + erf in fp32, and within 6e-5 of itself far down the tail, where
-1 + erf has nothing left. It takes half of erf's instructions, and exp(-z^2 / 2) serves the derivative too.
+The exact form needs the normal distribution P. For z >= 0, P(-z) exp(z^2 / 2) is smooth and falls slowly, so
+a polynomial of degree 7 in t = 1 / (1 + 0.33 z) without constant term, fitted by reweighted least squares,
+gives P within 2.3e-8, below the rounding of 1 + erf in fp32, and within 6e-5 of itself far down the tail,
+where 1 + erf has nothing left. It takes half of erf's instructions, and exp(-z^2 / 2) serves the derivative
+too.
 """
 
 from ._triton import tl, triton

@@ -15,6 +15,8 @@ from ._triton import tl, triton
 #: Columns beyond which rows are walked in blocks.
 MAX_BLOCK = 32768
 MAX_BACKWARD_BLOCK = 16384
+#: Columns times vectors (dw, db) that are summed in registers; beyond, registers spill at 64 a thread.
+MAX_SUMMED = 16384
 
 #: Size: columns, rounded up to a power of two.
 FORWARD = LaunchTable(
@@ -223,21 +225,22 @@ def launch_backward(
     rows, drows = as_rows(x), as_rows(dy)
     if n_cols > MAX_BACKWARD_BLOCK and dsum is None and dropped is None:
         backward_wide(drows, rows, weight, stats, dx, offset, is_rms)
-        if not parts:
-            return dx, dropped, []
+        fused = 0
+    else:
+        carried = None if dsum is None else as_rows(dsum)
+        block = max(next_power_of_2(n_cols), 8)
+        fused = parts if block * parts <= MAX_SUMMED else 0
+        params = dict(BACKWARD.pick(block, x.device))
+        most = params.pop("programs_per_sm") * sm_count(x.device)
+        programs = min(most, cdiv(n_rows, params["ROWS"]))
+        partial = torch.empty(programs, fused, n_cols, dtype=torch.float32, device=x.device)
+        _norm_backward_kernel[(programs,)](
+            drows, carried, rows, weight, stats, seed, dx, dropped, partial,
+            drows.stride(0), _row_stride(carried), rows.stride(0), n_rows, n_cols, offset, keep_scale(p),
+            IS_RMS=is_rms, ROUND=round_first, PARTS=fused, THRESHOLD=keep_threshold(p), BLOCK=block, **params,
+        )  # fmt: skip
+    if parts and not fused:
         partial = weight_partials_wide(drows, rows, stats, parts, is_rms, round_first)
-        return dx, dropped, sum_partials(partial, dtypes)
-    carried = None if dsum is None else as_rows(dsum)
-    block = max(next_power_of_2(n_cols), 8)
-    params = dict(BACKWARD.pick(block, x.device))
-    most = params.pop("programs_per_sm") * sm_count(x.device)
-    programs = min(most, cdiv(n_rows, params["ROWS"]))
-    partial = torch.empty(programs, parts, n_cols, dtype=torch.float32, device=x.device)
-    _norm_backward_kernel[(programs,)](
-        drows, carried, rows, weight, stats, seed, dx, dropped, partial,
-        drows.stride(0), _row_stride(carried), rows.stride(0), n_rows, n_cols, offset, keep_scale(p),
-        IS_RMS=is_rms, ROUND=round_first, PARTS=parts, THRESHOLD=keep_threshold(p), BLOCK=block, **params,
-    )  # fmt: skip
     return dx, dropped, sum_partials(partial, dtypes) if parts else []
 
 

@@ -11,7 +11,8 @@ this does not. x, m and r are saved; u, z and h are computed again, at no traffi
 element: read 1, write 1 forward; read 2, write 1 backward.
 
 The kernels are built as those of `norm`, with three sums over rows instead of two. Rows of more than
-`MAX_BLOCK` columns are done in two steps, activation and then norm.
+`MAX_BLOCK` columns, where three sums no longer fit into registers, are done in two steps, activation and
+norm.
 """
 
 from typing import Any
@@ -31,7 +32,7 @@ from .activations import bias_activation
 from .norm import follows_autocast, layer_norm
 
 #: Columns that a program holds in registers, with three sums beside them.
-MAX_BLOCK = 16384
+MAX_BLOCK = 8192
 
 #: Size: columns, rounded up to a power of two.
 FORWARD = LaunchTable(

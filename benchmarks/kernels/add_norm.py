@@ -1,4 +1,4 @@
-"""Residual addition with a norm, and dropout with residual addition, beside eager PyTorch and torch.compile."""
+"""Residual addition with a norm, dropout with residual addition, beside eager PyTorch and torch.compile."""
 
 from __future__ import annotations
 
