@@ -10,6 +10,7 @@ from typing import Any
 #: The module that holds each public name. A function named as its module (`softmax.softmax`) is not here: the
 #: package's attribute of that name is the module.
 _HOME: dict[str, str] = {
+    "FlashAttention": "attention",
     "GeGLU": "activations",
     "SwiGLU": "activations",
     "bias_activation": "activations",

@@ -17,11 +17,12 @@ Params = Mapping[str, int]
 Rows = Mapping[str, Sequence[tuple[int | None, Params]]]
 
 
-def _tile(block_m: int, block_n: int, warps: int, stages: int, tma: int = 0) -> Params:
+def tile(block_m: int, block_n: int, warps: int, stages: int, tma: int = 0) -> Params:
+    """One row: queries and keys a tile, warps, pipeline stages, and whether the copy engine loads tiles."""
     return {"BLOCK_M": block_m, "BLOCK_N": block_n, "num_warps": warps, "num_stages": stages, "TMA": tma}
 
 
-_INTERPRETER = {"interpreter": [(None, _tile(16, 16, 4, 1))]}
+_INTERPRETER = {"interpreter": [(None, tile(16, 16, 4, 1))]}
 
 
 class Tiles:
@@ -48,63 +49,63 @@ class Tiles:
 FORWARD = Tiles(
     "forward",
     plain={
-        "default": [(64, _tile(64, 64, 4, 2)), (128, _tile(64, 32, 4, 2)), (None, _tile(32, 32, 4, 1))],
-        "sm_80": [(64, _tile(128, 64, 4, 3)), (128, _tile(128, 64, 8, 2)), (None, _tile(64, 32, 4, 2))],
+        "default": [(64, tile(64, 64, 4, 2)), (128, tile(64, 32, 4, 2)), (None, tile(32, 32, 4, 1))],
+        "sm_80": [(64, tile(128, 64, 4, 3)), (128, tile(128, 64, 8, 2)), (None, tile(64, 32, 4, 2))],
         "sm_90": [
-            (64, _tile(128, 64, 4, 3, 1)),
-            (128, _tile(128, 128, 8, 2, 1)),
-            (None, _tile(128, 64, 8, 2, 1)),
+            (64, tile(128, 64, 4, 3, 1)),
+            (128, tile(128, 128, 8, 2, 1)),
+            (None, tile(128, 64, 8, 2, 1)),
         ],
     },
     modified={
-        "default": [(64, _tile(64, 32, 4, 2)), (128, _tile(64, 32, 4, 1)), (None, _tile(32, 32, 4, 1))],
+        "default": [(64, tile(64, 32, 4, 2)), (128, tile(64, 32, 4, 1)), (None, tile(32, 32, 4, 1))],
         "sm_90": [
-            (64, _tile(128, 64, 8, 2, 1)),
-            (128, _tile(128, 64, 8, 2, 1)),
-            (None, _tile(128, 32, 8, 2, 1)),
+            (64, tile(128, 64, 8, 2, 1)),
+            (128, tile(128, 64, 8, 2, 1)),
+            (None, tile(128, 32, 8, 2, 1)),
         ],
     },
-    fp32={"default": [(64, _tile(64, 32, 8, 1)), (128, _tile(32, 32, 8, 1)), (None, _tile(16, 16, 4, 1))]},
+    fp32={"default": [(64, tile(64, 32, 8, 1)), (128, tile(32, 32, 8, 1)), (None, tile(16, 16, 4, 1))]},
 )
 QUERY_GRADIENT = Tiles(
     "query_gradient",
     plain={
-        "default": [(64, _tile(64, 64, 4, 1)), (128, _tile(64, 32, 4, 1)), (None, _tile(32, 16, 4, 1))],
-        "sm_80": [(64, _tile(128, 64, 8, 2)), (128, _tile(64, 64, 4, 2)), (None, _tile(64, 32, 4, 1))],
+        "default": [(64, tile(64, 64, 4, 1)), (128, tile(64, 32, 4, 1)), (None, tile(32, 16, 4, 1))],
+        "sm_80": [(64, tile(128, 64, 8, 2)), (128, tile(64, 64, 4, 2)), (None, tile(64, 32, 4, 1))],
         "sm_90": [
-            (64, _tile(128, 128, 8, 2, 1)),
-            (128, _tile(128, 64, 8, 2, 1)),
-            (None, _tile(64, 32, 8, 2, 1)),
+            (64, tile(128, 128, 8, 2, 1)),
+            (128, tile(128, 64, 8, 2, 1)),
+            (None, tile(64, 32, 8, 2, 1)),
         ],
     },
     modified={
-        "default": [(64, _tile(64, 32, 4, 1)), (128, _tile(32, 32, 4, 1)), (None, _tile(32, 16, 4, 1))],
+        "default": [(64, tile(64, 32, 4, 1)), (128, tile(32, 32, 4, 1)), (None, tile(32, 16, 4, 1))],
         "sm_90": [
-            (64, _tile(128, 64, 8, 2, 1)),
-            (128, _tile(128, 32, 8, 2, 1)),
-            (None, _tile(64, 32, 8, 1, 1)),
+            (64, tile(128, 64, 8, 2, 1)),
+            (128, tile(128, 32, 8, 2, 1)),
+            (None, tile(64, 32, 8, 1, 1)),
         ],
     },
-    fp32={"default": [(64, _tile(32, 32, 8, 1)), (128, _tile(32, 16, 8, 1)), (None, _tile(16, 16, 8, 1))]},
+    fp32={"default": [(64, tile(32, 32, 8, 1)), (128, tile(32, 16, 8, 1)), (None, tile(16, 16, 8, 1))]},
 )
 KEY_GRADIENT = Tiles(
     "key_gradient",
     plain={
-        "default": [(64, _tile(32, 64, 4, 1)), (128, _tile(32, 64, 4, 1)), (None, _tile(16, 32, 4, 1))],
-        "sm_80": [(64, _tile(64, 128, 8, 2)), (128, _tile(32, 128, 8, 2)), (None, _tile(16, 64, 8, 1))],
+        "default": [(64, tile(32, 64, 4, 1)), (128, tile(32, 64, 4, 1)), (None, tile(16, 32, 4, 1))],
+        "sm_80": [(64, tile(64, 128, 8, 2)), (128, tile(32, 128, 8, 2)), (None, tile(16, 64, 8, 1))],
         "sm_90": [
-            (64, _tile(64, 128, 8, 2, 1)),
-            (128, _tile(64, 128, 8, 2, 1)),
-            (None, _tile(32, 64, 8, 2, 1)),
+            (64, tile(64, 128, 8, 2, 1)),
+            (128, tile(64, 128, 8, 2, 1)),
+            (None, tile(32, 64, 8, 2, 1)),
         ],
     },
     modified={
-        "default": [(64, _tile(32, 64, 4, 1)), (128, _tile(16, 64, 4, 1)), (None, _tile(16, 32, 4, 1))],
+        "default": [(64, tile(32, 64, 4, 1)), (128, tile(16, 64, 4, 1)), (None, tile(16, 32, 4, 1))],
         "sm_90": [
-            (64, _tile(32, 128, 8, 2, 1)),
-            (128, _tile(32, 128, 8, 2, 1)),
-            (None, _tile(16, 64, 8, 1, 1)),
+            (64, tile(32, 128, 8, 2, 1)),
+            (128, tile(32, 128, 8, 2, 1)),
+            (None, tile(16, 64, 8, 1, 1)),
         ],
     },
-    fp32={"default": [(64, _tile(32, 32, 8, 1)), (128, _tile(16, 32, 8, 1)), (None, _tile(16, 16, 8, 1))]},
+    fp32={"default": [(64, tile(32, 32, 8, 1)), (128, tile(16, 32, 8, 1)), (None, tile(16, 16, 8, 1))]},
 )
