@@ -1,4 +1,4 @@
-"""Real replays, captured on an H200 by ``benchmarks/graphs/capture.py``: torch.cuda.graph and reduce-overhead."""
+"""Replays captured on an H200 by ``benchmarks/graphs/capture.py``: torch.cuda.graph and reduce-overhead."""
 
 from pathlib import Path
 
