@@ -11,6 +11,14 @@ from typing import Any
 #: package's attribute of that name is the module.
 _HOME: dict[str, str] = {
     "FlashAttention": "attention",
+    "FusedLayerNorm": "norm",
+    "RMSNorm": "norm",
+    "layer_norm": "norm",
+    "rms_norm": "norm",
+    "add_layer_norm": "add_norm",
+    "add_rms_norm": "add_norm",
+    "dropout_add": "add_norm",
+    "BiasActivationLayerNorm": "bias_act_norm",
     "GeGLU": "activations",
     "SwiGLU": "activations",
     "bias_activation": "activations",

@@ -9,7 +9,7 @@ from ._device import sm_count
 from ._launch import LaunchTable, cdiv, next_power_of_2
 from ._norm_wide import backward_wide, forward_wide, weight_partials_wide
 from ._random import keep_8, keep_scale, keep_threshold
-from ._rows import as_rows, input_gradient, moments, sum_partials
+from ._rows import as_rows, input_gradient, moments, sum_partials, tile_mask
 from ._triton import tl, triton
 
 #: Columns beyond which rows are walked in blocks.
@@ -72,12 +72,11 @@ def _norm_forward_kernel(
     x_ptr, residual_ptr, seed_ptr, w_ptr, b_ptr, y_ptr, sum_ptr, stats_ptr, x_stride, residual_stride,
     n_rows, n_cols, eps, offset, scale,
     IS_RMS: tl.constexpr, ROUND: tl.constexpr, THRESHOLD: tl.constexpr,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    FULL: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     cols = tl.arange(0, BLOCK)
-    valid = (cols < n_cols)[None, :]
-    mask = (rows < n_rows)[:, None] & valid
+    mask = tile_mask(rows, cols, n_rows, n_cols, FULL)
     row = rows.to(tl.int64)[:, None]
     z = tl.load(x_ptr + row * x_stride + cols[None, :], mask=mask, other=0.0).to(tl.float32)
     if residual_ptr is not None:
@@ -88,7 +87,7 @@ def _norm_forward_kernel(
         total = (z + residual.to(tl.float32)).to(sum_ptr.dtype.element_ty)
         tl.store(sum_ptr + row * n_cols + cols[None, :], total, mask=mask)
         z = total.to(tl.float32)
-    mean, rstd = moments(z, valid, n_cols, eps, IS_RMS)
+    mean, rstd = moments(z, cols, n_cols, eps, IS_RMS, FULL)
     if not IS_RMS:
         tl.store(stats_ptr + rows, mean, mask=rows < n_rows)
         stats_ptr += n_rows
@@ -108,10 +107,9 @@ def _norm_backward_kernel(
     dy_ptr, dsum_ptr, x_ptr, w_ptr, stats_ptr, seed_ptr, dx_ptr, dropped_ptr, partial_ptr,
     dy_stride, dsum_stride, x_stride, n_rows, n_cols, offset, scale,
     IS_RMS: tl.constexpr, ROUND: tl.constexpr, PARTS: tl.constexpr, THRESHOLD: tl.constexpr,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
+    FULL: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     cols = tl.arange(0, BLOCK)
-    valid = (cols < n_cols)[None, :]
     if w_ptr is not None:
         w = (tl.load(w_ptr + cols, mask=cols < n_cols, other=0.0).to(tl.float32) + offset)[None, :]
     dw = tl.zeros([BLOCK], tl.float32)
@@ -119,7 +117,7 @@ def _norm_backward_kernel(
     for tile in tl.range(tl.program_id(0), tl.cdiv(n_rows, ROWS), tl.num_programs(0), num_stages=STAGES):
         rows = tile * ROWS + tl.arange(0, ROWS)
         row = rows.to(tl.int64)[:, None]
-        mask = (rows < n_rows)[:, None] & valid
+        mask = tile_mask(rows, cols, n_rows, n_cols, FULL)
         x = tl.load(x_ptr + row * x_stride + cols[None, :], mask=mask, other=0.0).to(tl.float32)
         dy = tl.load(dy_ptr + row * dy_stride + cols[None, :], mask=mask, other=0.0).to(tl.float32)
         if IS_RMS:
@@ -199,7 +197,8 @@ def launch_forward(
     _norm_forward_kernel[(cdiv(n_rows, params["ROWS"]),)](
         rows, other, seed, weight, bias, y, total, stats, rows.stride(0), _row_stride(other),
         n_rows, n_cols, eps, offset, keep_scale(p),
-        IS_RMS=is_rms, ROUND=round_first, THRESHOLD=keep_threshold(p), BLOCK=block, **params,
+        IS_RMS=is_rms, ROUND=round_first, THRESHOLD=keep_threshold(p),
+        FULL=block == n_cols, BLOCK=block, **params,
     )  # fmt: skip
     return y, total, stats
 
@@ -237,7 +236,8 @@ def launch_backward(
         _norm_backward_kernel[(programs,)](
             drows, carried, rows, weight, stats, seed, dx, dropped, partial,
             drows.stride(0), _row_stride(carried), rows.stride(0), n_rows, n_cols, offset, keep_scale(p),
-            IS_RMS=is_rms, ROUND=round_first, PARTS=fused, THRESHOLD=keep_threshold(p), BLOCK=block, **params,
+            IS_RMS=is_rms, ROUND=round_first, PARTS=fused, THRESHOLD=keep_threshold(p),
+            FULL=block == n_cols, BLOCK=block, **params,
         )  # fmt: skip
     if parts and not fused:
         partial = weight_partials_wide(drows, rows, stats, parts, is_rms, round_first)

@@ -21,10 +21,19 @@ SUM_PARTIALS = LaunchTable(
 
 
 @triton.jit
-def moments(z, valid, n_cols, eps, IS_RMS: tl.constexpr):
+def tile_mask(rows, cols, n_rows, n_cols, FULL: tl.constexpr):
+    """Which elements of a tile exist; FULL says that columns fill it, which saves a selection an element."""
+    mask = (rows < n_rows)[:, None]
+    if not FULL:
+        mask = mask & (cols < n_cols)[None, :]
+    return mask
+
+
+@triton.jit
+def moments(z, cols, n_cols, eps, IS_RMS: tl.constexpr, FULL: tl.constexpr):
     """Mean (0 for RMS) and 1 / sqrt(variance or mean square + eps) of each row of z.
 
-    z must be 0 where it is not valid. Two passes over registers: the variance is of centred values, as exact
+    z must be 0 beyond the columns. Two passes over registers: the variance is of centred values, as exact
     as fp32 gives it.
     """
     if IS_RMS:
@@ -32,7 +41,9 @@ def moments(z, valid, n_cols, eps, IS_RMS: tl.constexpr):
         centred = z
     else:
         mean = tl.sum(z, axis=1) / n_cols
-        centred = tl.where(valid, z - mean[:, None], 0.0)
+        centred = z - mean[:, None]
+        if not FULL:
+            centred = tl.where((cols < n_cols)[None, :], centred, 0.0)
     square = tl.sum(centred * centred, axis=1) / n_cols
     return mean, 1.0 / tl.sqrt(square + eps)
 

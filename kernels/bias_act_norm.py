@@ -26,7 +26,7 @@ from ._device import refuse, sm_count
 from ._launch import LaunchTable, cdiv, next_power_of_2
 from ._math import ACTIVATIONS, activation, activation_gradient
 from ._ops import operator
-from ._rows import as_rows, input_gradient, moments, sum_partials
+from ._rows import as_rows, input_gradient, moments, sum_partials, tile_mask
 from ._triton import tl, triton
 from .activations import bias_activation
 from .norm import follows_autocast, layer_norm
@@ -34,18 +34,19 @@ from .norm import follows_autocast, layer_norm
 #: Columns that a program holds in registers, with three sums beside them.
 MAX_BLOCK = 8192
 
-#: Size: columns, rounded up to a power of two.
+#: Size: columns, rounded up to a power of two. 32 elements a thread, since this kernel is short of
+#: instructions rather than of bandwidth: vectors are unpacked, and reductions made, once for many elements.
 FORWARD = LaunchTable(
     "bias_act_norm_forward",
     {
         "default": [
-            (128, {"ROWS": 16, "num_warps": 4}),
-            (256, {"ROWS": 8, "num_warps": 4}),
-            (512, {"ROWS": 4, "num_warps": 4}),
-            (1024, {"ROWS": 2, "num_warps": 4}),
-            (2048, {"ROWS": 1, "num_warps": 4}),
-            (4096, {"ROWS": 1, "num_warps": 8}),
-            (None, {"ROWS": 1, "num_warps": 16}),
+            (128, {"ROWS": 32, "num_warps": 4}),
+            (256, {"ROWS": 16, "num_warps": 4}),
+            (512, {"ROWS": 8, "num_warps": 4}),
+            (1024, {"ROWS": 4, "num_warps": 4}),
+            (2048, {"ROWS": 2, "num_warps": 4}),
+            (4096, {"ROWS": 1, "num_warps": 4}),
+            (None, {"ROWS": 1, "num_warps": 8}),
         ],
         "interpreter": [(256, {"ROWS": 4, "num_warps": 1}), (None, {"ROWS": 1, "num_warps": 1})],
     },
@@ -78,19 +79,18 @@ def _row(ptr, cols, n_cols):
 @triton.jit
 def _bias_act_norm_forward_kernel(
     x_ptr, bias_ptr, w_ptr, c_ptr, y_ptr, stats_ptr, x_stride, n_rows, n_cols, eps,
-    ACT: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    ACT: tl.constexpr, FULL: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     cols = tl.arange(0, BLOCK)
-    valid = (cols < n_cols)[None, :]
-    mask = (rows < n_rows)[:, None] & valid
+    mask = tile_mask(rows, cols, n_rows, n_cols, FULL)
     row = rows.to(tl.int64)[:, None]
     z = tl.load(x_ptr + row * x_stride + cols[None, :], mask=mask, other=0.0).to(tl.float32)
     if bias_ptr is not None:
         z += _row(bias_ptr, cols, n_cols)
     # Every activation maps 0 to 0, so that z is 0 beyond the columns.
     z = activation(z, ACT)
-    mean, rstd = moments(z, valid, n_cols, eps, False)
+    mean, rstd = moments(z, cols, n_cols, eps, False, FULL)
     tl.store(stats_ptr + rows, mean, mask=rows < n_rows)
     tl.store(stats_ptr + n_rows + rows, rstd, mask=rows < n_rows)
     y = (z - mean[:, None]) * rstd[:, None]
@@ -104,10 +104,10 @@ def _bias_act_norm_forward_kernel(
 @triton.jit
 def _bias_act_norm_backward_kernel(
     dy_ptr, x_ptr, bias_ptr, w_ptr, stats_ptr, dx_ptr, partial_ptr, dy_stride, x_stride, n_rows, n_cols,
-    ACT: tl.constexpr, PARTS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
+    ACT: tl.constexpr, PARTS: tl.constexpr, FULL: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    STAGES: tl.constexpr,
 ):  # fmt: skip
     cols = tl.arange(0, BLOCK)
-    valid = (cols < n_cols)[None, :]
     if bias_ptr is not None:
         bias = _row(bias_ptr, cols, n_cols)
     if w_ptr is not None:
@@ -118,7 +118,7 @@ def _bias_act_norm_backward_kernel(
     for tile in tl.range(tl.program_id(0), tl.cdiv(n_rows, ROWS), tl.num_programs(0), num_stages=STAGES):
         rows = tile * ROWS + tl.arange(0, ROWS)
         row = rows.to(tl.int64)[:, None]
-        mask = (rows < n_rows)[:, None] & valid
+        mask = tile_mask(rows, cols, n_rows, n_cols, FULL)
         u = tl.load(x_ptr + row * x_stride + cols[None, :], mask=mask, other=0.0).to(tl.float32)
         dy = tl.load(dy_ptr + row * dy_stride + cols[None, :], mask=mask, other=0.0).to(tl.float32)
         mean = tl.load(stats_ptr + rows, mask=rows < n_rows, other=0.0)
@@ -209,7 +209,7 @@ def _bias_act_norm_backward(
     partial = torch.empty(programs, parts, n_cols, dtype=torch.float32, device=x.device)
     _bias_act_norm_backward_kernel[(programs,)](
         drows, rows, bias, weight, stats, dx, partial, drows.stride(0), rows.stride(0), rows.shape[0], n_cols,
-        ACT=name, PARTS=parts, BLOCK=block, **params,
+        ACT=name, PARTS=parts, FULL=block == n_cols, BLOCK=block, **params,
     )  # fmt: skip
     return [dx, *(sum_partials(partial, dtypes) if parts else [])]
 
@@ -229,7 +229,7 @@ def _bias_act_norm(
     params = FORWARD.pick(block, x.device)
     _bias_act_norm_forward_kernel[(cdiv(n_rows, params["ROWS"]),)](
         rows, bias, weight, shift, y, stats, rows.stride(0), n_rows, n_cols, eps,
-        ACT=name, BLOCK=block, **params,
+        ACT=name, FULL=block == n_cols, BLOCK=block, **params,
     )  # fmt: skip
     return y, stats
 

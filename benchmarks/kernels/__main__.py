@@ -18,7 +18,7 @@ import benchmarks.kernels as here
 from benchmarks.kernels.harness import Result, copy_bandwidth, matmul_rate, measure
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
-TOOLS = ("harness", "aot", "__main__")
+TOOLS = ("harness", "aot", "tune", "__main__")
 
 
 def families() -> list[str]:

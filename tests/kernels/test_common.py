@@ -237,3 +237,10 @@ def test_a_wrong_kernel_is_caught(wrong, says):
 
 def test_a_right_kernel_passes():
     check(lambda x: x + x, lambda x: x * 2, {"x": torch.randn(64)})
+
+
+def test_every_public_name_is_found_where_the_package_says():
+    import advisor.kernels as kernels
+
+    for name in kernels.__all__:
+        assert getattr(kernels, name).__name__ == name
