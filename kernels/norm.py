@@ -37,7 +37,7 @@ def _forward_fake(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, offset: float, is_rms: bool,
     round_first: bool, dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    stats = x.new_empty(1 if is_rms else 2, x.numel() // x.shape[-1], dtype=torch.float32)
+    stats = x.new_empty(1 if is_rms else 2, x.numel() // max(x.shape[-1], 1), dtype=torch.float32)
     return torch.empty(x.shape, dtype=dtype, device=x.device), stats
 
 

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from advisor.kernels import add_norm as family
+from advisor.kernels import norm
 from advisor.kernels._device import UnsupportedError
 
 from tests.kernels.checks import check, skip_unless_runnable
@@ -141,6 +142,11 @@ def test_without_training_or_chance_nothing_is_dropped(device):
     assert family.dropout_add(x, r, 0.5, training=False).equal(x + r)
     assert family.dropout_add(x, r, 0.0).equal(x + r)
     assert add_layer(x, r, p=0.5, training=False)[1].equal(x + r)
+
+
+def test_what_is_normalised_is_the_sum_that_is_returned(device):
+    y, total = add_layer(**made(device, torch.float16, 16, 256, names="xr"))
+    assert y.equal(norm.layer_norm(total, 256))
 
 
 @pytest.mark.parametrize("used", [0, 1])

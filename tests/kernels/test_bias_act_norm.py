@@ -80,10 +80,11 @@ def test_rows_too_wide_for_one_pass_take_two_steps(device, monkeypatch):
 @settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(rows=st.integers(1, 9), cols=st.integers(1, 70), gap=st.integers(0, 3))
 def test_any_shape_and_row_stride(device, rows, cols, gap):
+    torch.manual_seed(rows * 1000 + cols)
     x = torch.randn(rows, cols + gap, device=device)[:, :cols]
     b, w, s = torch.randn(3, cols, device=device)
     inputs = {"x": x, "b": b, "w": w, "s": s}
-    check(ours("silu", 0.1), reference("silu", 0.1), inputs, repeat=False)
+    check(ours("silu", 1.0), reference("silu", 1.0), inputs, repeat=False, gradient_ulps=32)
 
 
 def test_empty_inputs_give_empty_outputs_and_zero_gradients(device):

@@ -67,6 +67,14 @@ def test_rms_norm_and_its_gradients_are_as_exact_as_eager(device, dtype, shape, 
     )
 
 
+def test_llamas_casting_rounds_before_the_weight(device):
+    inputs = made(device, torch.float16, 16, 256, vectors=1)
+    theirs = rms_reference(**inputs, casting="llama")
+    # Sums in another order may tip a rounding here and there, no more.
+    assert (rms(**inputs, casting="llama") == theirs).float().mean() > 0.99
+    assert (rms(**inputs) == theirs).float().mean() < 0.9
+
+
 def test_rms_norm_is_torchs(device):
     x, w = made(device, torch.float32, 4, 96, vectors=1).values()
     torch.testing.assert_close(norm.rms_norm(x, 96, w), nn.functional.rms_norm(x, (96,), w))
@@ -172,12 +180,14 @@ def test_wide_rows_on_a_gpu(device, cols):
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(rows=st.integers(1, 9), cols=st.integers(1, 70), gap=st.integers(0, 3), column_step=st.integers(1, 2))
 def test_any_shape_and_any_strides(device, rows, cols, gap, column_step):
+    torch.manual_seed(rows * 1000 + cols)
     storage = torch.randn(rows, (cols + gap) * column_step, device=device)
     x = storage[:, : cols * column_step : column_step]
     w, b = torch.randn(2, cols, device=device)
-    # Columns so few that the variance may be next to nothing get an eps that keeps the problem conditioned.
-    check(lambda x, w, b: layer(x, w, b, 0.1), lambda x, w, b: layer_reference(x, w, b, 0.1),
-          {"x": x, "w": w, "b": b}, repeat=False)  # fmt: skip
+    # With few columns the variance may be next to nothing, and dx a difference of like terms: a large eps
+    # keeps the first in bounds, and the floor is of the terms.
+    check(lambda x, w, b: layer(x, w, b, 1.0), lambda x, w, b: layer_reference(x, w, b, 1.0),
+          {"x": x, "w": w, "b": b}, repeat=False, gradient_ulps=32)  # fmt: skip
 
 
 def test_a_transposed_input_and_an_expanded_gradient(device):
