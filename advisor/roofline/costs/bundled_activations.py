@@ -10,6 +10,9 @@ from advisor.roofline.costs.conventions import ADD, EXP, FMA, GELU, MUL, SIGMOID
 from advisor.roofline.costs.model import Cost, OpCall
 from advisor.roofline.costs.registry import cost
 
+#: The family of operators that these count under.
+FAMILY = "pointwise"
+
 #: FLOPs an element of the activation and of its derivative.
 _FLOPS = {
     "none": (0, 0), "relu": (0, 0), "relu_squared": (MUL, MUL), "silu": (SILU, SIGMOID + ADD + FMA),

@@ -11,6 +11,9 @@ from advisor.roofline.costs.model import Cost, OpCall, Tensor
 from advisor.roofline.costs.registry import Result, assign, cost
 from advisor.roofline.costs.roles import matrix_pipe
 
+#: The family of operators that these count under.
+FAMILY = "attention"
+
 
 def pairs_up_to(queries: int, keys: int, distance: int) -> float:
     """Pairs of query i and key j with ``j - i <= distance``."""

@@ -21,6 +21,9 @@ from advisor.roofline.costs.conventions import ADD, EXP, FMA, MUL
 from advisor.roofline.costs.model import Cost, OpCall, Tensor
 from advisor.roofline.costs.registry import Result, cost
 
+#: The family of operators that these count under.
+FAMILY = "loss"
+
 #: An element's part in the log-sum-exp, and of the gradient.
 _SUM, _GRADIENT = EXP + 2 * ADD, EXP + 2 * ADD + FMA + MUL
 #: fp32 loss, and log-sum-exp in two parts, of a row.

@@ -23,6 +23,9 @@ from advisor.roofline.costs.conventions import ADD, MUL
 from advisor.roofline.costs.model import Cost, OpCall, Tensor
 from advisor.roofline.costs.registry import Result, assign, cost
 
+#: The family of operators that these count under.
+FAMILY = "norm"
+
 _LAYER, _RMS = (7, 9, 3), (4, 7, 2)
 #: Of one Philox 4x32 draw nothing is floating-point: a kept element is scaled.
 _DROPOUT = MUL

@@ -7,6 +7,9 @@ from advisor.roofline.costs.conventions import FMA, MUL
 from advisor.roofline.costs.model import Cost, OpCall
 from advisor.roofline.costs.registry import cost
 
+#: The family of operators that these count under.
+FAMILY = "pointwise"
+
 
 @cost("advisor_kernels::rope")
 def rope(call: OpCall) -> Cost:

@@ -20,6 +20,9 @@ from advisor.roofline.costs.model import Cost, OpCall, Tensor
 from advisor.roofline.costs.registry import cost
 from advisor.roofline.costs.traffic import missed
 
+#: The family of operators that these count under.
+FAMILY = "softmax"
+
 _WHOLE_ROW = 16384
 
 

@@ -8,6 +8,7 @@ import importlib
 import math
 import pkgutil
 import re
+import sys
 from collections.abc import Callable, Sequence
 from typing import TypeAlias, TypeVar
 
@@ -189,8 +190,8 @@ def family(op_name: str, kernel_name: str) -> str:
     """What kind of work a launch is: the operator's family, or else what the kernel's name says.
 
     Returns:
-        ``matmul``, ``attention``, ``convolution``, ``norm`` and so on: the name of the module that holds
-        the formula; ``memory`` for copies and memsets; ``other`` where nothing tells.
+        ``matmul``, ``attention``, ``convolution``, ``norm`` and so on: the `FAMILY` of the module that holds
+        the formula, or the module's name; ``memory`` for copies and memsets; ``other`` where nothing tells.
     """
     if roles.is_transfer(kernel_name):
         return "memory"
@@ -198,7 +199,9 @@ def family(op_name: str, kernel_name: str) -> str:
     if by_kernel == "communication":
         return by_kernel
     formula = formula_of(op_name)
-    return formula.__module__.rpartition(".")[2] if formula else by_kernel
+    if formula is None:
+        return by_kernel
+    return getattr(sys.modules[formula.__module__], "FAMILY", formula.__module__.rpartition(".")[2])
 
 
 def _apply(call: OpCall) -> Cost | tuple[Cost | None, ...] | None:

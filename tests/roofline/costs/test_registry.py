@@ -107,6 +107,8 @@ def test_a_part_is_given_to_each_kernel_that_its_pattern_finds():
         ("triton_poi_fused_add_0", "triton_poi_fused_add_0", "compiled"),
         ("", "sm90_xmma_dgrad_implicit_gemm_f16f16", "convolution"),
         ("", "Cijk_Ailk_Bljk_SB_MT64x64x16", "matmul"),
+        ("advisor_kernels::cross_entropy", "_cross_entropy_rows", "loss"),
+        ("advisor_kernels::attention", "_forward", "attention"),
         ("mylib::x", "unheard_of", "other"),
     ],
 )
