@@ -126,8 +126,9 @@ def test_extreme_rows_are_as_exact_as_eager(device, dtype, kind):
     else:
         x = x * 1e-6
     tensors["x"] = x
-    # The sums over rows of terms near 16 cancel: the floor is of the terms, not of the sum.
-    check(layer, layer_reference, tensors, gradients=kind != "equal", gradient_ulps=32)
+    # The sums over rows of terms near 16 cancel: the floor is of the terms, not of the sum. Eager's own error
+    # in them depends on how many threads share the rows.
+    check(layer, layer_reference, tensors, gradients=kind != "equal", gradient_ulps=64)
     check(rms, rms_reference, {"x": x, "w": tensors["w"]}, gradient_ulps=32)
 
 
