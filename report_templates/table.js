@@ -51,7 +51,7 @@ function kernelTable(data, onPick, onFamily) {
     } else {
       td.textContent = text;
     }
-    if (column === OP || column === MODULE) td.title = row[VALUES][column] ?? "";
+    if ([OP, MODULE, PHASE, BOUND].includes(column)) td.title = row[VALUES][column] ?? "";
     const bar = column === SHARE ? row[VALUES][column] / largest : column === EFFICIENCY ? row[VALUES][column] : null;
     if (bar !== null) {
       td.classList.add("share-bar");

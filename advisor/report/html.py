@@ -56,6 +56,7 @@ def render(report: Report) -> str:
         flags=page.FLAGS,
         rows=table,
         static_rows=table[: page.STATIC_ROWS],
+        any_module=any(group.module for group in report.kernels),
         hidden_groups=report.kernels[len(table) :],
         colours=breakdown.family_colours(report),
         quality=page.quality_by_level(report),
