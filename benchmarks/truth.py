@@ -16,9 +16,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from advisor.report.analysis import analyse_timeline
 from advisor.report.counters import join_counters, modelled
 from advisor.roofline.agreement import Agreement, agreement
+from advisor.roofline.analysis import analyse_timeline
 from advisor.roofline.counters import base_name, read_counters
 from advisor.trace.events import KERNEL
 from advisor.trace.link import load

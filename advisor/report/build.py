@@ -11,7 +11,6 @@ import numpy as np
 
 from advisor import __version__
 from advisor.errors import InputError
-from advisor.report.analysis import Analysis, analyse_timeline
 from advisor.report.communication import Exchange, Key, collective_groups, exchanges, shortest_ns
 from advisor.report.counters import add_counters
 from advisor.report.groups import kernel_groups
@@ -21,6 +20,7 @@ from advisor.report.model import DeviceInfo, Loss, Peak, Quality, RankSummary, R
 from advisor.report.quality import by_level, data_quality
 from advisor.report.ranks import Waiting, add_waiting, find_waiting, remark
 from advisor.report.summary import break_down, summarise
+from advisor.roofline.analysis import Analysis, analyse_timeline
 from advisor.roofline.counters import read_counters
 from advisor.roofline.devices import Device
 from advisor.trace.events import KERNEL

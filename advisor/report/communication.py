@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from advisor.report.analysis import Analysis
 from advisor.report.model import CollectiveGroup
+from advisor.roofline.analysis import Analysis
 from advisor.roofline.collectives import Message
 from advisor.roofline.launch_class import HOST_COPY, OTHER_COPY, PAGEABLE_COPY, PEER_COPY
 from advisor.roofline.messages import link_bytes_per_s

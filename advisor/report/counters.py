@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from advisor.report.analysis import Analysis
 from advisor.report.groups import generic_modules
 from advisor.report.model import CounterSummary, Disagreement, KernelGroup, Measured, Quality, Report
 from advisor.roofline.agreement import Agreement, Modelled, agreement, counted_bound
+from advisor.roofline.analysis import Analysis
 from advisor.roofline.bound import BOUNDS
 from advisor.roofline.counter_join import join_launches
 from advisor.roofline.counters import Counted, CounterFile, base_name

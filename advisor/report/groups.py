@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from advisor.report.analysis import Analysis
 from advisor.report.model import KernelGroup
 from advisor.roofline import costs
+from advisor.roofline.analysis import Analysis
 from advisor.roofline.bound import BOUNDS, FLAGS
 from advisor.trace.phases import PHASES
 

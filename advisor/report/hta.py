@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from advisor.errors import InputError, MissingExtraError
-from advisor.report.analysis import Analysis
 from advisor.report.hta_basis import UNITS, on_hta_basis
 from advisor.report.model import CrossCheck, Quality, Report
+from advisor.roofline.analysis import Analysis
 from advisor.trace.link import Timeline, load
 
 TOOL = "Holistic Trace Analysis"

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from advisor.errors import MissingExtraError, UsageError
-from advisor.report.analysis import Analysis
 from advisor.report.files import writing
+from advisor.roofline.analysis import Analysis
 from advisor.roofline.bound import BOUNDS
 from advisor.roofline.counters import Counted
 from advisor.trace.phases import PHASES

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from advisor.report.analysis import Analysis, device_properties
 from advisor.report.model import Quality, Summary
+from advisor.roofline.analysis import Analysis, device_properties
 from advisor.roofline.bound import BOUNDS
 from advisor.roofline.devices import find_device
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from advisor.report.analysis import Analysis
 from advisor.report.model import (
     BoundTimeFraction,
     Breakdown,
@@ -20,6 +19,7 @@ from advisor.report.model import (
 )
 from advisor.report.pace import Pace, meaning, pace, roof_fraction
 from advisor.report.ranks import Waiting, limit
+from advisor.roofline.analysis import Analysis
 from advisor.roofline.bound import BOUNDS
 from advisor.trace.events import KERNEL
 from advisor.trace.link import CPU_OP

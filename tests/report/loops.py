@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from advisor.report.analysis import Analysis, analyse_timeline
+from advisor.roofline.analysis import Analysis, analyse_timeline
 from tests.trace.builder import Builder
 
 SQUARE = [4096, 4096]

@@ -10,10 +10,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from advisor.errors import InputError
-from advisor.report.analysis import analyse_timeline
 from advisor.report.build import build_report
 from advisor.report.files import to_json
 from advisor.report.launches import launch_rows
+from advisor.roofline.analysis import analyse_timeline
 from advisor.trace.link import join
 from advisor.trace.read import decode_trace
 

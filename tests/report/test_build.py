@@ -12,10 +12,10 @@ import msgspec
 import pytest
 
 from advisor.errors import InputError, UsageError
-from advisor.report import analysis as analysis_module
 from advisor.report.build import analyze, analyze_files, build_report
 from advisor.report.files import to_json
 from advisor.report.model import SCHEMA_VERSION, Report
+from advisor.roofline import analysis as analysis_module
 from tests.report.loops import analyse, loop
 from tests.trace.builder import Builder
 

@@ -26,7 +26,7 @@ def test_a_sound_capture_with_its_baseline_draws_no_remark() -> None:
 
 
 def test_what_was_lost_in_reading_is_told_with_its_count() -> None:
-    from advisor.report.analysis import analyse_timeline
+    from advisor.roofline.analysis import analyse_timeline
 
     trace = loop().trace()
     trace.losses.append(Loss("truncated", 1234, "the file breaks off"))

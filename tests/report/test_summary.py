@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from advisor.report.analysis import Analysis
 from advisor.report.groups import kernel_groups
 from advisor.report.model import Breakdown, Summary
 from advisor.report.summary import break_down, summarise
 from advisor.roofline import cpu_roof
+from advisor.roofline.analysis import Analysis
 from advisor.roofline.devices import Device
 from tests.report.loops import MM_FLOPS, SQUARE, analyse, loop
 from tests.trace.builder import Builder

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from advisor.report.analysis import analyse_timeline
 from advisor.report.build import analyze, build_report
+from advisor.roofline.analysis import analyse_timeline
 from advisor.roofline.graphs import Match, find_replays
 from advisor.trace.events import KERNEL
 from advisor.trace.link import join, load

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from advisor.report.analysis import analyse_timeline
+from advisor.roofline.analysis import analyse_timeline
 from advisor.roofline.collectives import Message
 from advisor.roofline.devices import find_device
 from advisor.roofline.messages import find_messages, link_bytes_per_s
