@@ -1,10 +1,12 @@
-"""Speed of the bundled kernels beside eager PyTorch, torch.compile and Liger.
+"""Speed of the bundled kernels, written to ``benchmarks/results/``; tools for whoever works on them.
 
     python -m benchmarks.kernels norm --quick     one or two sizes a kernel
     python -m benchmarks.kernels norm             the whole grid
     python -m benchmarks.kernels                  every family
 
-A family is a module here with `cases(quick: bool) -> Iterator[Case]`; nothing lists them.
+Sizes and clock are the package's own, `advisor.kernels.bench`. Here besides: `aot` (what the compiler makes
+of the kernels, without a GPU), `tune` (launch parameters), `sanitize` (compute-sanitizer), `session` (all
+that needs a GPU, in order of worth).
 """
 
 import sys
@@ -18,3 +20,8 @@ except ImportError:
 
     advisor.__path__.append(str(Path(__file__).resolve().parents[2]))
     sys.modules.pop("advisor.kernels", None)
+
+import advisor.kernels.bench
+
+# A family's cases may lie here until they move into the package.
+advisor.kernels.bench.__path__.append(str(Path(__file__).parent))

@@ -23,11 +23,10 @@ os.environ.pop("TRITON_INTERPRET", None)
 
 import torch
 import triton
+from advisor.kernels.bench.timing import Case
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
-
-from benchmarks.kernels.harness import Case
 
 
 class _NoDevice:
@@ -112,7 +111,7 @@ def run(case: Case) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("family", help="a module of benchmarks/kernels")
+    parser.add_argument("family", help="a family of kernels")
     parser.add_argument("--quick", action="store_true", help="one or two sizes a kernel")
     parser.add_argument("--capability", type=int, default=90, help="compute capability, 90 for Hopper")
     parser.add_argument("--sm-count", type=int, default=132)
@@ -122,7 +121,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     pretend(args.capability, args.sm_count)
     compiled = Compiled(args.capability)
     compiled.install()
-    module = importlib.import_module(f"benchmarks.kernels.{args.family}")
+    module = importlib.import_module(f"advisor.kernels.bench.{args.family}")
     for case in module.cases(args.quick):
         run(case)
     print("\n".join(compiled.report()))

@@ -1,213 +1,27 @@
-"""Timing: CUDA events, medians, cold L2, variants interleaved.
+"""The clock and its cases, under the name that a case file in this folder may import them by."""
 
-Every call gets inputs that the cache no longer holds: input sets rotate, and there are enough of them to fill
-it several times. Variants take turns, so that clocks and neighbours disturb all alike. Before each timed call
-the GPU is kept busy for longer than the host needs to enqueue it, so that no gap between launches is timed.
-"""
+from advisor.kernels.bench.timing import (
+    Case,
+    Result,
+    Variant,
+    backward,
+    compiled,
+    copy_bandwidth,
+    forward,
+    forward_backward,
+    matmul_rate,
+    measure,
+)
 
-from __future__ import annotations
-
-import gc
-import statistics
-import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
-
-import torch
-from torch import Tensor
-
-#: A prepared call: everything but the work that is timed is done.
-Call = Callable[[], object]
-#: What one set of inputs is made into.
-Variant = Callable[[Sequence[Any]], Call]
-
-_CACHE_FILLS = 3
-_MAX_SETS = 48
-
-
-@dataclass
-class Case:
-    """One kernel at one size, and all that compete there.
-
-    Attributes:
-        kernel: e.g. ``layer_norm``.
-        shape: for a reader, e.g. ``16384x4096``.
-        dtype: for a reader.
-        direction: ``forward``, ``backward`` or ``forward+backward``.
-        inputs: makes one set of random inputs on the device.
-        variants: by name; ``ours`` is the bundled kernel.
-        bytes: compulsory: every input read once, every output written once.
-        flops: of matrix products; 0 for a kernel that memory bounds.
-        required: variants whose failure fails the run; others are left out with the reason.
-    """
-
-    kernel: str
-    shape: str
-    dtype: str
-    direction: str
-    inputs: Callable[[], Sequence[Any]]
-    variants: Mapping[str, Variant]
-    bytes: int
-    flops: float = 0.0
-    required: tuple[str, ...] = ("ours",)
-
-
-@dataclass
-class Result:
-    """Median times of a case's variants, in ms, with the spread of the middle half."""
-
-    case: Case
-    ms: dict[str, float] = field(default_factory=dict)
-    spread_ms: dict[str, float] = field(default_factory=dict)
-    peak_bytes: dict[str, int] = field(default_factory=dict)
-    failures: dict[str, str] = field(default_factory=dict)
-
-
-def forward(function: Callable[..., Any]) -> Variant:
-    """Times `function(*inputs)` without autograd."""
-
-    def prepare(inputs: Sequence[Any]) -> Call:
-        def call() -> object:
-            with torch.no_grad():
-                return function(*inputs)
-
-        return call
-
-    return prepare
-
-
-def backward(function: Callable[..., Any]) -> Variant:
-    """Times the backward alone; the forward ran once when the inputs were made."""
-
-    def prepare(inputs: Sequence[Any]) -> Call:
-        outputs, douts, leaves = _graph(function, inputs)
-        return lambda: torch.autograd.grad(outputs, leaves, douts, retain_graph=True, allow_unused=True)
-
-    return prepare
-
-
-def forward_backward(function: Callable[..., Any]) -> Variant:
-    """Times forward and backward together, gradients returned rather than accumulated."""
-
-    def prepare(inputs: Sequence[Any]) -> Call:
-        _, douts, leaves = _graph(function, inputs)
-        return lambda: torch.autograd.grad(_outputs(function(*inputs)), leaves, douts, allow_unused=True)
-
-    return prepare
-
-
-def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function` under torch.compile, for these shapes alone."""
-    torch._dynamo.reset()
-    return torch.compile(function, dynamic=False)
-
-
-def measure(case: Case, *, repeats: int = 40) -> Result:
-    """Run a case.
-
-    Args:
-        case: what to time.
-        repeats: timed calls of each variant.
-
-    Raises:
-        Exception: whatever a required variant raises.
-    """
-    result = Result(case)
-    sets = [case.inputs()]
-    held = max(_bytes_of(sets[0]), 1)
-    cache = _CACHE_FILLS * torch.cuda.get_device_properties(0).L2_cache_size
-    # Each set is touched by every variant in turn, so the sets between two visits must fill the cache.
-    sets += [case.inputs() for _ in range(min(_MAX_SETS, max(2, -(-cache // held))))]
-    calls: dict[str, list[Call]] = {}
-    host_ns: dict[str, float] = {}
-    for name, variant in case.variants.items():
-        try:
-            calls[name] = [variant(inputs) for inputs in sets]
-            torch.cuda.synchronize()
-            torch.cuda.reset_peak_memory_stats()
-            before = torch.cuda.memory_allocated()
-            host_ns[name] = _warm_up(calls[name])
-            result.peak_bytes[name] = torch.cuda.max_memory_allocated() - before
-        except Exception as error:
-            if name in case.required:
-                raise
-            calls.pop(name, None)
-            result.failures[name] = f"{type(error).__name__}: {error}".splitlines()[0]
-    times = _interleaved(calls, host_ns, len(sets), repeats)
-    for name, ms in times.items():
-        result.ms[name] = statistics.median(ms)
-        quarters = statistics.quantiles(ms, n=4)
-        result.spread_ms[name] = quarters[2] - quarters[0]
-    del calls, sets
-    gc.collect()
-    torch.cuda.empty_cache()
-    return result
-
-
-def copy_bandwidth(size_bytes: int = 2**30, repeats: int = 20) -> float:
-    """Bytes per second of a device-to-device copy, read and written bytes counted."""
-    source = torch.randint(0, 255, (size_bytes,), dtype=torch.uint8, device="cuda")
-    target = torch.empty_like(source)
-    calls = {"copy": [lambda: target.copy_(source)]}
-    host = {"copy": _warm_up(calls["copy"])}
-    return 2 * size_bytes / statistics.median(_interleaved(calls, host, 1, repeats)["copy"]) * 1e3
-
-
-def matmul_rate(dtype: torch.dtype = torch.bfloat16, n: int = 8192, repeats: int = 20) -> float:
-    """FLOP/s of an n x n x n matrix product of random numbers through PyTorch."""
-    a, b = (torch.randn(n, n, device="cuda", dtype=dtype) for _ in range(2))
-    calls = {"matmul": [lambda: a @ b]}
-    host = {"matmul": _warm_up(calls["matmul"])}
-    return 2 * n**3 / statistics.median(_interleaved(calls, host, 1, repeats)["matmul"]) * 1e3
-
-
-def _warm_up(calls: Sequence[Call], rounds: int = 3) -> float:
-    """Host time of one call in ns, after compilation."""
-    calls[0]()
-    torch.cuda.synchronize()
-    start = time.perf_counter_ns()
-    for i in range(rounds):
-        calls[i % len(calls)]()
-    elapsed = (time.perf_counter_ns() - start) / rounds
-    torch.cuda.synchronize()
-    return elapsed
-
-
-def _interleaved(
-    calls: Mapping[str, Sequence[Call]], host_ns: Mapping[str, float], sets: int, repeats: int
-) -> dict[str, list[float]]:
-    events: dict[str, list[tuple[torch.cuda.Event, torch.cuda.Event]]] = {name: [] for name in calls}
-    turn = 0
-    for _ in range(repeats):
-        for name in calls:
-            call = calls[name][turn % sets]
-            turn += 1
-            start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            # About 2 cycles a ns: the GPU idles this long while the host enqueues the call.
-            torch.cuda._sleep(int(min(4 * host_ns[name] + 2e5, 2e7)))
-            start.record()
-            call()
-            stop.record()
-            events[name].append((start, stop))
-        torch.cuda.synchronize()
-    return {name: [start.elapsed_time(stop) for start, stop in pairs] for name, pairs in events.items()}
-
-
-def _outputs(result: Any) -> list[Tensor]:
-    found = [result] if isinstance(result, Tensor) else list(result)
-    return [out for out in found if isinstance(out, Tensor) and out.requires_grad]
-
-
-def _graph(
-    function: Callable[..., Any], inputs: Sequence[Any]
-) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-    outputs = _outputs(function(*inputs))
-    leaves = [x for x in inputs if isinstance(x, Tensor) and x.requires_grad]
-    # A scalar's gradient is 1, as in training.
-    douts = [torch.ones_like(o) if o.dim() == 0 else torch.randn_like(o) for o in outputs]
-    return outputs, douts, leaves
-
-
-def _bytes_of(inputs: Sequence[Any]) -> int:
-    return sum(x.numel() * x.element_size() for x in inputs if isinstance(x, Tensor))
+__all__ = [
+    "Case",
+    "Result",
+    "Variant",
+    "backward",
+    "compiled",
+    "copy_bandwidth",
+    "forward",
+    "forward_backward",
+    "matmul_rate",
+    "measure",
+]

@@ -18,8 +18,7 @@ from collections.abc import Iterator, Mapping
 import torch
 from advisor.kernels._device import architecture
 from advisor.kernels._launch import LaunchTable, next_power_of_2
-
-from benchmarks.kernels.harness import Case, _interleaved, _warm_up
+from advisor.kernels.bench.timing import Case, _interleaved, _warm_up
 
 VALUES: dict[str, tuple[int, ...]] = {
     "num_warps": (1, 2, 4, 8, 16, 32),
@@ -66,13 +65,13 @@ def tune(case: Case, table: LaunchTable, cols: int, repeats: int) -> list[tuple[
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("family", help="a module of benchmarks/kernels")
+    parser.add_argument("family", help="a family of kernels")
     parser.add_argument("table", help="name of a launch table")
     parser.add_argument("--direction", default="forward", choices=("forward", "backward"))
     parser.add_argument("--quick", action="store_true", help="the family's short list of sizes")
     parser.add_argument("--repeats", type=int, default=15, help="timed calls of each candidate")
     args = parser.parse_args()
-    module = importlib.import_module(f"benchmarks.kernels.{args.family}")
+    module = importlib.import_module(f"advisor.kernels.bench.{args.family}")
     for case in module.cases(args.quick):
         if case.direction != args.direction:
             continue

@@ -26,6 +26,7 @@ except ImportError:
     sys.modules.pop("advisor.kernels", None)
 
 from advisor.kernels._triton import INTERPRETED, available
+from advisor.kernels.verify.judge import poisoned_memory, without_tf32
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=[pytest.mark.gpu])])
@@ -44,19 +45,12 @@ def device(request) -> torch.device:
 @pytest.fixture
 def poisoned():
     """Memory that `torch.empty` hands out holds NaN (the largest value, for integers) within the test."""
-    fill = torch.utils.deterministic.fill_uninitialized_memory
-    before = torch.are_deterministic_algorithms_enabled()
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    torch.utils.deterministic.fill_uninitialized_memory = True
-    yield
-    torch.use_deterministic_algorithms(before)
-    torch.utils.deterministic.fill_uninitialized_memory = fill
+    with poisoned_memory():
+        yield
 
 
 @pytest.fixture(autouse=True)
 def _no_tf32():
     """fp32 references are compared at fp32."""
-    before = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = False
-    yield
-    torch.backends.cuda.matmul.allow_tf32 = before
+    with without_tf32():
+        yield

@@ -1,9 +1,9 @@
 """The kernels' benchmark, what of it needs no GPU: rows, floors, tuning candidates, every family's cases."""
 
 import pytest
+from advisor.kernels.bench.run import Roofs, cases, line, row, timed_families
+from advisor.kernels.bench.timing import Case, Result
 
-from benchmarks.kernels.__main__ import chosen, families, line, row
-from benchmarks.kernels.harness import Case, Result
 from benchmarks.kernels.tune import ELEMENTS_A_THREAD, candidates
 
 
@@ -14,14 +14,14 @@ def result(**settings) -> Result:
 
 def test_the_floor_is_the_larger_of_bytes_and_flops_over_their_rates():
     # GIVEN 1000 bytes at 1e6 bytes/s, which take 1 ms, and FLOPs that take half or twice that
-    assert row(result(bytes=1000, flops=500), 1e6, 1e6)["floor_ms"] == pytest.approx(1.0)
-    entry = row(result(bytes=1000, flops=2000), 1e6, 1e6)
+    assert row(result(bytes=1000, flops=500), Roofs(1e6, 1e6))["floor_ms"] == pytest.approx(1.0)
+    entry = row(result(bytes=1000, flops=2000), Roofs(1e6, 1e6))
     assert entry["floor_ms"] == pytest.approx(2.0)
     assert entry["share_of_roof"] == {"ours": pytest.approx(1.0), "eager": pytest.approx(0.5)}
 
 
 def test_a_line_names_times_shares_and_what_failed():
-    text = line(row(result(bytes=1000), 1e6, 1e6))
+    text = line(row(result(bytes=1000), Roofs(1e6, 1e6)))
     assert "ours 2.0000 ( 50%)" in text
     assert "liger failed: ImportError" in text
 
@@ -37,10 +37,10 @@ def test_candidates_hold_a_sensible_number_of_elements_a_thread():
 
 @pytest.mark.parametrize("family", ["norm", "add_norm", "bias_act_norm"])
 def test_a_familys_short_list_is_part_of_what_it_can_run(family):
-    assert family in families()
-    quick = {(c.kernel, c.shape, c.direction) for c in chosen(family, True, "")}
-    full = {(c.kernel, c.shape, c.direction) for c in chosen(family, False, "")}
+    assert family in timed_families()
+    quick = {(c.kernel, c.shape, c.direction) for c in cases(family, True)}
+    full = {(c.kernel, c.shape, c.direction) for c in cases(family, False)}
     assert quick
     assert {kernel for kernel, *_ in quick} <= {kernel for kernel, *_ in full}
     assert len(full) > len(quick)
-    assert all(c.bytes > 0 and "ours" in c.variants for c in chosen(family, True, ""))
+    assert all(c.bytes > 0 and "ours" in c.variants for c in cases(family, True))

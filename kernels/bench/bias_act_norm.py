@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
-from advisor.kernels import bias_act_norm as ours
 
-from benchmarks.kernels.harness import Case, compiled
-from benchmarks.kernels.norm import WAYS, inputs, traffic
+from .. import bias_act_norm as ours
+from .norm import WAYS, inputs, traffic
+from .timing import Case, compiled
 
 SHAPES = [(2**26 // cols, cols) for cols in (1024, 2048, 4096, 8192, 16384)] + [(32768, 2048), (4096, 4096)]
 QUICK = [(16384, 4096), (65536, 1024)]
 
 
 def cases(quick: bool) -> Iterator[Case]:
+    """Both forms of GELU, each way."""
     for rows, cols in QUICK if quick else SHAPES:
         for activation in ("gelu_tanh", "gelu"):
             if quick and activation == "gelu" and cols != 4096:

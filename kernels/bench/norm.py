@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from advisor.kernels import norm
 
-from benchmarks.kernels.harness import Case, Variant, backward, compiled, forward, forward_backward
+from .. import norm
+from .timing import Case, Variant, backward, compiled, forward, forward_backward
 
 SHAPES = [
     (rows, cols) for cols in (1024, 2048, 4096, 8192, 16384) for rows in (2**24 // cols, 2**27 // cols)
@@ -44,13 +44,16 @@ def liger(name: str) -> Callable[..., Any] | None:
     from liger_kernel.ops.layer_norm import LigerLayerNormFunction
     from liger_kernel.ops.rms_norm import LigerRMSNormFunction
 
-    return {
+    functions: dict[str, Callable[..., Any]] = {
         "layer_norm": lambda x, w, b: LigerLayerNormFunction.apply(x, w, b, 1e-5),
         "rms_norm": lambda x, w: LigerRMSNormFunction.apply(x, w, 1e-5, 0.0, "llama", False),
-    }[name]
+    }
+    return functions[name]
 
 
 def inputs(rows: int, cols: int, vectors: int, dtype: torch.dtype) -> Callable[[], Sequence[Any]]:
+    """Makes one set of inputs."""
+
     def make() -> Sequence[Any]:
         x = torch.randn(rows, cols, device="cuda", dtype=dtype).requires_grad_()
         return [x, *[torch.randn(cols, device="cuda", dtype=dtype).requires_grad_() for _ in range(vectors)]]
@@ -59,6 +62,7 @@ def inputs(rows: int, cols: int, vectors: int, dtype: torch.dtype) -> Callable[[
 
 
 def cases(quick: bool) -> Iterator[Case]:
+    """Both norms, each way, over small and large numbers of rows."""
     dtype = torch.bfloat16
     for rows, cols in QUICK if quick else SHAPES:
         for kernel, vectors, ours, eager in (

@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 
 import torch
-from advisor.kernels import rope as rp
 
-from benchmarks.kernels.harness import Case, compiled, forward, forward_backward
+from .. import rope as rp
+from .timing import Case, compiled, forward, forward_backward
 
 #: Batch, tokens, query heads, key heads, head dim.
 SIZES = [

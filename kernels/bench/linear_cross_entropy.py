@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 
 import torch
-from advisor.kernels import linear_cross_entropy as lce
 
-from benchmarks.kernels.harness import Case, compiled, forward_backward
+from .. import linear_cross_entropy as lce
+from .timing import Case, compiled, forward_backward
 
 #: Tokens, hidden, classes.
 SIZES = [

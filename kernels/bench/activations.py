@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 
 import torch
-from advisor.kernels import activations as act
 
-from benchmarks.kernels.harness import Case, compiled, forward, forward_backward
+from .. import activations as act
+from .timing import Case, compiled, forward, forward_backward
 
 GATED = [(16384, 11008), (8192, 14336), (4096, 4096), (1024, 11008), (32768, 2048), (65536, 1024)]
 BIAS = [(16384, 4096), (8192, 3072), (32768, 2048), (2048, 8192), (65536, 1024), (8192, 16384)]

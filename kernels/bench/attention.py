@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from advisor.kernels.attention import attention, attention_reference
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from benchmarks.kernels.harness import Case, Variant, compiled, forward, forward_backward
+from ..attention import attention, attention_reference
+from .timing import Case, Variant, compiled, forward, forward_backward
 
 #: (batch, heads, key heads, tokens, head dimension, causal): those of the field, then a grid of lengths.
 QUICK = [(4, 16, 16, 4096, 128, True), (8, 12, 12, 1024, 64, True)]
@@ -60,6 +60,8 @@ def traffic(batch: int, heads: int, heads_k: int, tokens: int, dim: int, directi
 
 
 def inputs(batch: int, heads: int, heads_k: int, tokens: int, dim: int) -> Callable[[], Sequence[Any]]:
+    """Makes one set of inputs."""
+
     def make() -> Sequence[Any]:
         # As a projection leaves them: tokens outside of heads.
         return [
@@ -92,6 +94,7 @@ def _modified(kind: str, heads: int, tokens: int) -> tuple[dict[str, Any], dict[
 
 
 def cases(quick: bool) -> Iterator[Case]:
+    """Plain attention over lengths, then what other backends do not take."""
     for batch, heads, heads_k, tokens, dim, causal in QUICK if quick else SHAPES:
         variants = {"ours": lambda q, k, v, c=causal: attention(q, k, v, causal=c)}
         names = ("flash", "cudnn") if quick else tuple(BACKENDS)

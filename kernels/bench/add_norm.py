@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from advisor.kernels import add_norm
 
-from benchmarks.kernels.harness import Case, compiled
-from benchmarks.kernels.norm import WAYS
+from .. import add_norm
+from .norm import WAYS
+from .timing import Case, compiled
 
 SHAPES = [(2**26 // cols, cols) for cols in (1024, 2048, 4096, 8192, 16384)]
 QUICK = [(16384, 4096)]
@@ -52,6 +52,8 @@ KERNELS: dict[str, tuple[Callable[..., Any], Callable[..., Any], int, int]] = {
 
 
 def inputs(rows: int, cols: int) -> Callable[[], Sequence[Any]]:
+    """Makes one set of inputs."""
+
     def make() -> Sequence[Any]:
         shapes = ((rows, cols), (rows, cols), (cols,))
         return [torch.randn(shape, device="cuda", dtype=torch.bfloat16).requires_grad_() for shape in shapes]
@@ -60,6 +62,7 @@ def inputs(rows: int, cols: int) -> Callable[[], Sequence[Any]]:
 
 
 def cases(quick: bool) -> Iterator[Case]:
+    """Each way through the kernels, over sizes of 2^26 elements."""
     for rows, cols in QUICK if quick else SHAPES:
         for kernel, (ours, eager, there, back) in KERNELS.items():
             functions = {"ours": ours, "eager": eager}

@@ -1,0 +1,105 @@
+"""Goes through a family's cases: times, and the share of the measured roofs that each variant reaches."""
+
+import datetime
+import importlib
+import importlib.util
+import platform
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from .._device import architecture
+from .._family import families, fingerprint
+from .timing import Case, Result, copy_bandwidth, matmul_rate, measure
+
+
+@dataclass(frozen=True)
+class Roofs:
+    """What this device reaches: a copy's bytes per second, a bf16 matrix product's FLOPs per second."""
+
+    bytes_per_s: float
+    flops_per_s: float
+
+
+def measured_roofs() -> Roofs:
+    """Of the current device; takes a second."""
+    return Roofs(copy_bandwidth(), matmul_rate())
+
+
+def timed_families() -> list[str]:
+    """Families that have cases."""
+    return [name for name in families() if importlib.util.find_spec(f"{__package__}.{name}")]
+
+
+def cases(family: str, quick: bool, only: str = "") -> Iterator[Case]:
+    """The family's cases whose kernel, shape and direction hold the text `only`."""
+    module = importlib.import_module(f"{__package__}.{family}")
+    return (case for case in module.cases(quick) if only in f"{case.kernel} {case.shape} {case.direction}")
+
+
+def row(result: Result, roofs: Roofs) -> dict[str, Any]:
+    """A result as it is written: times, and the share of the roof that each variant reaches."""
+    case = result.case
+    floor_ms = max(case.bytes / roofs.bytes_per_s, case.flops / roofs.flops_per_s) * 1e3
+    return {
+        "kernel": case.kernel,
+        "shape": case.shape,
+        "dtype": case.dtype,
+        "direction": case.direction,
+        "bytes": case.bytes,
+        "flops": case.flops,
+        "floor_ms": floor_ms,
+        "ms": result.ms,
+        "spread_ms": result.spread_ms,
+        "share_of_roof": {name: floor_ms / ms for name, ms in result.ms.items()},
+        "peak_bytes": result.peak_bytes,
+        "failures": result.failures,
+    }
+
+
+def line(entry: dict[str, Any]) -> str:
+    """A row for a reader: time in ms and share of the roof of each variant."""
+    cells = [f"{name} {ms:.4f} ({entry['share_of_roof'][name]:4.0%})" for name, ms in entry["ms"].items()]
+    cells += [f"{name} failed: {why[:60]}" for name, why in entry["failures"].items()]
+    head = f"{entry['kernel']:24} {entry['shape']:>18} {entry['dtype']:5} {entry['direction']:16}"
+    return f"{head} floor {entry['floor_ms']:.4f} | " + " | ".join(cells)
+
+
+def document(family: str, quick: bool, roofs: Roofs, command: str) -> dict[str, Any]:
+    """What a family's results say besides their rows: where, when and of which sources they are."""
+    import triton
+
+    device = torch.device("cuda", torch.cuda.current_device())
+    return {
+        "family": family,
+        "quick": quick,
+        "sources": fingerprint(family),
+        "device": torch.cuda.get_device_name(device),
+        "architecture": architecture(device),
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda or torch.version.hip,
+        "triton": triton.__version__,
+        "python": platform.python_version(),
+        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "command": command,
+        "copy_bytes_per_s": roofs.bytes_per_s,
+        "matmul_flops_per_s": roofs.flops_per_s,
+        "rows": [],
+    }
+
+
+def rows(
+    family: str, quick: bool, roofs: Roofs, *, only: str = "", repeats: int = 40
+) -> Iterator[dict[str, Any]]:
+    """A row a case, as each is measured. One that fails is a row that says so, and the next goes on."""
+    for case in cases(family, quick, only):
+        yield row(_measured(case, repeats), roofs)
+
+
+def _measured(case: Case, repeats: int) -> Result:
+    try:
+        return measure(case, repeats=repeats)
+    except Exception as error:  # noqa: BLE001
+        return Result(case, failures={"ours": f"{type(error).__name__}: {error}".splitlines()[0]})
