@@ -145,6 +145,20 @@ def attach_costs(timeline: Timeline, device: Device | None = None) -> LaunchCost
     return result
 
 
+def operator_call(timeline: Timeline, op: int) -> OpCall:
+    """What one operator was called with: name, shapes, dtypes, strides and values of its arguments.
+
+    Args:
+        op: index into ``timeline.trace.ops``.
+
+    Returns:
+        The call without launches, ancestors or settings; without inputs where the trace has no shapes.
+    """
+    ops = timeline.trace.ops
+    inputs, concrete = _parsed(_arguments(ops.args[op]))
+    return OpCall(timeline.trace.names[ops.name[op]], inputs, concrete)
+
+
 def gather_host_operators(timeline: Timeline) -> Timeline:
     """For a trace without device work: one row per operator with a formula, in place of kernels.
 

@@ -1,0 +1,70 @@
+"""Run the rules over a loop, and tell what each finding saves by playing the step with its edits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from advisor.advice.edits import Edit
+from advisor.advice.finding import Advice, Advised, Finding, Saving
+from advisor.advice.loop import Loop
+from advisor.advice.replay import Replay
+from advisor.advice.rule import NotApplicable, Rule, all_rules
+from advisor.roofline.analysis import Analysis
+
+#: So many findings are played together for the combined saving.
+_TOP = 5
+#: A saving below this share of the step is not worth a reader's time.
+NEGLIGIBLE = 0.003
+
+
+def advise(analysis: Analysis, rules: Sequence[Rule] | None = None) -> Advised:
+    """All that the rules say of one loop.
+
+    Without steps or without device work there is nothing to play, and the result is empty.
+
+    Args:
+        analysis: the joined trace with costs and bounds.
+        rules: those to ask; all by default.
+    """
+    if analysis.timeline.cpu_only or not analysis.step_count or not len(analysis.timeline.launches):
+        return Advised()
+    loop = Loop(analysis, Replay(analysis))
+    found = Advised()
+    for one in all_rules() if rules is None else rules:
+        try:
+            kept = [advice for finding in one.audit(loop) if (advice := _weigh(one, finding, loop))]
+        except NotApplicable:
+            found.not_applicable.append(one.id)
+            continue
+        except Exception as error:  # noqa: BLE001  one rule that an odd trace breaks must not cost the report
+            found.failed.append((one.id, f"{type(error).__name__}: {error}"))
+            continue
+        found.advice.extend(kept)
+        if not kept:
+            found.passed.append(one.id)
+    found.advice.sort(key=lambda a: (-(a.saving.likely_ns if a.saving else 0.0), a.rule))
+    return replace(found, together=_together(found.advice, loop))
+
+
+def saving_of(edits: Sequence[Edit], replay: Replay) -> Saving:
+    """What a change saves, by playing the step with it."""
+    before = replay.step_ns()
+    cases = sorted(before - replay.step_ns(edits, case) for case in ("pessimistic", "likely", "optimistic"))
+    likely = before - replay.step_ns(edits, "likely")
+    return Saving(cases[0], likely, cases[-1])
+
+
+def _weigh(one: Rule, finding: Finding, loop: Loop) -> Advice | None:
+    saving = saving_of(finding.edits, loop.replay) if finding.edits else None
+    if saving is not None and saving.high_ns < NEGLIGIBLE * loop.step_ns and not finding.note:
+        return None
+    return Advice(one.id, finding, saving)
+
+
+def _together(advice: Sequence[Advice], loop: Loop) -> tuple[Saving, list[str]] | None:
+    top = [a for a in advice if a.saving and a.saving.likely_ns > NEGLIGIBLE * loop.step_ns][:_TOP]
+    if not top:
+        return None
+    edits = [edit for a in top for edit in a.finding.edits]
+    return saving_of(edits, loop.replay), [a.rule for a in top]

@@ -1,0 +1,135 @@
+"""What rules look at: one analysed loop, with the questions that many of them ask."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from advisor.advice.replay import Replay
+from advisor.advice.rule import NotApplicable
+from advisor.roofline import costs
+from advisor.roofline.analysis import Analysis
+from advisor.roofline.attach import operator_call
+from advisor.roofline.bound import FLAGS
+from advisor.roofline.costs import OpCall
+from advisor.roofline.devices import Device
+from advisor.trace.link import Launches, Timeline
+from advisor.trace.names import coded, named
+from advisor.trace.nesting import nearest
+from advisor.trace.phases import PHASES
+
+
+class Loop:
+    """One loop as rules see it.
+
+    Attributes:
+        analysis: the joined trace with costs and bounds.
+        replay: its steps as a dependency graph, de-biased.
+    """
+
+    def __init__(self, analysis: Analysis, replay: Replay) -> None:
+        self.analysis = analysis
+        self.replay = replay
+
+    @property
+    def timeline(self) -> Timeline:
+        """The joined trace."""
+        return self.analysis.timeline
+
+    @property
+    def rows(self) -> Launches:
+        """Device work."""
+        return self.analysis.timeline.launches
+
+    @property
+    def device(self) -> Device:
+        """What it ran on."""
+        return self.analysis.device
+
+    @property
+    def context(self) -> Mapping[str, Any]:
+        """The capture's context block; empty for a foreign trace."""
+        return self.analysis.timeline.trace.context
+
+    @property
+    def counted(self) -> np.ndarray:
+        """bool (launches,): of steady steps."""
+        return self.analysis.counted
+
+    @property
+    def steps(self) -> int:
+        """Steady steps."""
+        return self.analysis.step_count
+
+    @property
+    def step_ns(self) -> float:
+        """Step time that savings are told against."""
+        return self.replay.step_ns()
+
+    @cached_property
+    def family(self) -> np.ndarray:
+        """str (launches,): kind of work of each launch, as in the report."""
+        names, ops = self.timeline.trace.names, self.timeline.trace.ops
+        op_name = np.where(self.rows.op >= 0, ops.name[np.maximum(self.rows.op, 0)] if len(ops) else -1, -1)
+        pairs, inverse = np.unique(np.stack([op_name, self.rows.name], axis=1), axis=0, return_inverse=True)
+        found = [costs.family(names[op] if op >= 0 else "", names[kernel]) for op, kernel in pairs.tolist()]
+        return np.array(found, object)[inverse.reshape(-1)] if len(self.rows) else np.zeros(0, object)
+
+    def in_phase(self, *phases: str) -> np.ndarray:
+        """bool (launches,): in one of these phases."""
+        return np.isin(self.rows.phase, [PHASES.index(phase) for phase in phases])
+
+    def flagged(self, flag: str) -> np.ndarray:
+        """bool (launches,): carries this flag of `advisor.roofline.bound.FLAGS`."""
+        return (self.analysis.bounds.flags & (1 << FLAGS.index(flag))) > 0
+
+    def kernels_named(self, pattern: str) -> np.ndarray:
+        """bool (launches,): the kernel's name matches."""
+        return named(self.timeline.trace.names, self.rows.name, re.compile(pattern).search)
+
+    def ops_named(self, pattern: str) -> np.ndarray:
+        """bool (ops,): the operator's name matches."""
+        return named(self.timeline.trace.names, self.timeline.trace.ops.name, re.compile(pattern).search)
+
+    def under(self, ops: np.ndarray) -> np.ndarray:
+        """int32 (launches,): the nearest of these operators (bool (ops,)) around each launch, or -1."""
+        return nearest(self.rows.op, self.timeline.op_parent, ops)
+
+    def call(self, op: int) -> OpCall:
+        """Shapes, dtypes and values that an operator was called with; see `operator_call`."""
+        return operator_call(self.timeline, op)
+
+    def per_step_ns(self, rows: np.ndarray) -> float:
+        """Device time of these launches (a mask, or rows) in a steady step, durations summed."""
+        mask = rows if rows.dtype == bool else np.isin(np.arange(len(self.rows)), rows)
+        return float(self.rows.dur_ns[mask & self.counted].sum()) / max(self.steps, 1)
+
+    def share(self, ns_per_step: float) -> float:
+        """Of the step time."""
+        return ns_per_step / self.step_ns if self.step_ns else 0.0
+
+    def module_of(self, row: int) -> str | None:
+        """Module path of a launch."""
+        module = int(self.rows.module[row])
+        return self.timeline.modules[module] if module >= 0 else None
+
+    def by_name(self, code: Callable[[str], object], dtype: type = np.int8) -> np.ndarray:
+        """A value of each launch's kernel name."""
+        return coded(self.timeline.trace.names, self.rows.name, code, dtype)
+
+    def attainable_ns(self, flops: np.ndarray | float, nbytes: np.ndarray | float, pipe: str) -> np.ndarray:
+        """Time at the device's roof for this work; NaN where the device has no such roof."""
+        peak, bandwidth = self.device.peak(pipe), self.device.bandwidth_bytes_per_s
+        if bandwidth is None or (peak is None and pipe != "none"):
+            return np.full(np.shape(flops), np.nan)
+        compute = np.asarray(flops, float) / peak if peak else np.zeros(np.shape(flops))
+        return np.maximum(compute, np.asarray(nbytes, float) / bandwidth) * 1e9
+
+    def require(self, holds: object, why: str) -> None:
+        """Raise `NotApplicable` unless something holds."""
+        if not holds:
+            raise NotApplicable(why)
