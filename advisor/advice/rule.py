@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import inspect
 import pkgutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -61,7 +62,7 @@ def rule(id: str, *, title: str, failure: str, source: str = "") -> Callable[[Au
     def register(audit: Audit) -> Audit:
         if id in _rules:
             raise ValueError(f"the rule {id} is registered already")
-        text = audit.__doc__
+        text = inspect.getdoc(audit)
         if not text:
             raise ValueError(f"the rule {id} lacks a docstring: it is its explanation")
         _rules[id] = Rule(id, title, failure, text, source, audit)

@@ -1,0 +1,59 @@
+"""`advisor explain`: what a rule looks for, why it costs time and what to change."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from advisor.advice.rule import Rule
+
+
+@click.command()
+@click.argument("rule", required=False)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def command(rule: str | None, as_json: bool) -> None:
+    """List the rules that advice comes from; with RULE, explain one: why, how it is seen, what to do.
+
+    RULE is an id as a report gives it, or a family of them.
+
+    \b
+    advisor explain
+    advisor explain attention.explicit
+    advisor explain input
+    """
+    import json
+
+    from advisor.advice.rule import all_rules, find_rule
+
+    rules = all_rules()
+    chosen = [one for one in rules if one.family == rule] if rule else rules
+    if rule and not chosen:
+        chosen = [find_rule(rule)]
+    if as_json:
+        click.echo(json.dumps([_as_dict(one) for one in chosen], indent=2))
+    elif rule:
+        click.echo("\n\n".join(map(_page, chosen)))
+    else:
+        width = max(len(one.id) for one in chosen)
+        for one in chosen:
+            click.echo(f"{one.id:<{width}}  {one.failure}")
+
+
+def _as_dict(rule: Rule) -> dict[str, Any]:
+    return {
+        "rule": rule.id,
+        "title": rule.title,
+        "failure": rule.failure,
+        "explanation": rule.explanation,
+        "source": rule.source or None,
+    }
+
+
+def _page(rule: Rule) -> str:
+    parts = [f"{rule.id}: {rule.failure}", rule.explanation]
+    if rule.source:
+        parts.append(f"Source: {rule.source}")
+    parts.append(f"Where all is well: {rule.title}.")
+    return "\n\n".join(parts)
