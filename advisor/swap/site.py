@@ -1,0 +1,115 @@
+"""What can be replaced, with what, and how it came out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+#: What swap may be asked for; ``"auto"`` means all of them.
+KINDS = ("norm", "activation", "gate", "attention", "rope", "softmax", "loss", "optimizer")
+
+
+@dataclass(frozen=True, eq=False)
+class Example:
+    """One call of a site, as the loop made it. Tensors are detached copies.
+
+    Attributes:
+        args, kwargs: of the call; tensors keep dtype, strides and `requires_grad`.
+        autocast: dtype of autocast in force on the device, or None.
+        rng: whether the call draws random numbers (dropout).
+    """
+
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    autocast: torch.dtype | None = None
+    rng: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Candidate:
+    """One way to do what a site does.
+
+    Attributes:
+        name: as it is told: ``advisor.kernels.rms_norm``, ``torch SDPA (cuDNN)``.
+        call: takes what the original takes and returns what it returns.
+        source: ``"bundled"`` or ``"torch"``.
+        permanent: the lines of code that make the change without us.
+        unsupported: reasons why it cannot serve an example; empty where it can.
+        deterministic: whether repeated runs agree to the bit, forward and backward.
+    """
+
+    name: str
+    call: Callable[..., Any]
+    source: str
+    permanent: str = ""
+    unsupported: Callable[[Example], Sequence[str]] = lambda _example: ()
+    deterministic: bool = True
+
+
+@dataclass(eq=False)
+class Site:
+    """Places in the loop that do the same work on the same shapes.
+
+    Attributes:
+        kind: of `KINDS`.
+        where: module paths, or ``file.py:12`` of the code, one for each place.
+        mechanism: ``"module"`` (the class of a module is changed), ``"pattern"`` (the graph of the step is
+            rewritten) or ``"optimizer"``.
+        what: what stands there, for a reader: ``LlamaRMSNorm``, ``softmax(q @ k.T * scale + mask) @ v``.
+        original: what the loop calls now.
+        examples: calls that it made; at least one.
+        candidates: ways to replace it, any order.
+        calls_per_step: of all its places together.
+    """
+
+    kind: str
+    where: list[str]
+    mechanism: str
+    what: str
+    original: Callable[..., Any]
+    examples: list[Example]
+    candidates: list[Candidate]
+    calls_per_step: int = 1
+
+
+@dataclass(eq=False)
+class Trial:
+    """How one candidate did at one site.
+
+    Attributes:
+        candidate: its name.
+        refused: why it is out, in one line; empty if it may serve.
+        error, eager_error: largest error of outputs and gradients against the higher-precision reference,
+            and the original's own; None where not computed.
+        time_ns, original_ns: forward and backward, medians; None where not timed.
+        memory_bytes, original_memory_bytes: peak beyond the inputs; None where not known.
+    """
+
+    candidate: str
+    refused: str = ""
+    error: float | None = None
+    eager_error: float | None = None
+    time_ns: float | None = None
+    original_ns: float | None = None
+    memory_bytes: int | None = None
+    original_memory_bytes: int | None = None
+
+
+@dataclass(eq=False)
+class Outcome:
+    """What was decided for one site.
+
+    Attributes:
+        site: which.
+        chosen: the candidate in force, or None.
+        reason: why, in one line: "1.8 times as fast", or why nothing was chosen.
+        trials: every candidate's.
+    """
+
+    site: Site
+    chosen: Candidate | None
+    reason: str
+    trials: list[Trial] = field(default_factory=list)
