@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 import msgspec
 import numpy as np
@@ -13,6 +13,7 @@ import numpy as np
 from advisor.roofline import costs
 from advisor.roofline.costs import Cost, Launch, OpCall, Tensor
 from advisor.roofline.devices import Device
+from advisor.roofline.partners import Partners
 from advisor.trace.events import MEMCPY, MEMSET
 from advisor.trace.link import Launches, Timeline
 from advisor.trace.names import named
@@ -29,6 +30,9 @@ _MAX_FOLLOWING = 64
 #: Formulas asked in turn, outwards, for one launch; and parameters of one optimizer. No program has more.
 _MAX_ASKED = 32
 _MAX_PARAMETERS = 1_000_000
+#: Dims, types, strides and values of a call's arguments, still as JSON.
+_RawArguments: TypeAlias = "tuple[bytes, bytes, bytes, bytes]"
+_NO_ARGUMENTS = (b"", b"", b"", b"")
 #: Operators that return their argument as it is where there is nothing to convert.
 _MAY_COPY_NOTHING = frozenset(
     {"aten::to", "aten::type_as", "aten::contiguous", "aten::resolve_conj", "aten::lift_fresh"}
@@ -140,9 +144,36 @@ def attach_costs(timeline: Timeline, device: Device | None = None) -> LaunchCost
                 own = [row for row, cost in zip(own, found, strict=True) if cost is None]
         if not timeline.cpu_only:
             outwards(op, own if asked.get(op, 0) < _MAX_ASKED else [])
+    for name, run in _bare_runs(timeline, owner):
+        for row, cost in zip(run, calls.bare_costs(name, run), strict=True):
+            if cost is not None:
+                costed_rows.append(row)
+                costed.append(cost)
     result = LaunchCosts.unknown(len(rows))
     result.put(costed_rows, costed)
     return result
+
+
+def _bare_runs(timeline: Timeline, owner: np.ndarray) -> Iterator[tuple[str, list[int]]]:
+    """Kernels outside any operator whose names have a formula: what they are called, and which were launched
+    one after the other."""
+    rows, names = timeline.launches, timeline.trace.names
+    bare = {i: found for i in np.unique(rows.name).tolist() if (found := costs.bare_operator(names[i]))}
+    if not bare:
+        return
+    run: list[int] = []
+    running: tuple[int, str] | None = None
+    for row in np.argsort(rows.launch_ts_ns, kind="stable").tolist():
+        name = bare.get(int(rows.name[row]), "") if owner[row] < 0 else ""
+        this = (int(rows.track[row]), name)
+        if run and running is not None and this != running:
+            yield running[1], run
+            run = []
+        running = this
+        if name:
+            run.append(row)
+    if run and running is not None:
+        yield running[1], run
 
 
 def operator_call(timeline: Timeline, op: int) -> OpCall:
@@ -204,6 +235,7 @@ class _Calls:
             zip(rows.name.tolist(), rows.grid_blocks.tolist(), rows.bytes.tolist(), strict=True)
         )
         self._parameters = _parameters(timeline)
+        self._partners = Partners(ops, timeline.trace.names)
         self._settings = _settings(timeline, device)
         self._cache: dict[Any, tuple[Cost | None, ...]] = {}
         self._chains: dict[int, tuple[int, ...]] = {}
@@ -214,12 +246,22 @@ class _Calls:
         """Cost of each of these launches of an operator; empty if none can be told, or it is a composite."""
         work = () if self._whole_operators else tuple([self._launches[row] for row in rows])
         args = _arguments(self._args[op])
-        key = (self._op_name[op], args, work, self._ancestors(op), self._following(op, args))
+        key = (
+            self._op_name[op], args, work, self._ancestors(op), self._following(op, args), self._partner(op)
+        )  # fmt: skip
         found = self._cache.get(key)
         if found is None:
             found = self._work_out(*key)
             found = self._cache[key] = found if any(found) else ()
         return () if op in self._inside and self._is_composite(op, found, rows) else found
+
+    def bare_costs(self, name: str, rows: Sequence[int]) -> tuple[Cost | None, ...]:
+        """Cost of each of these launches, which no operator surrounds."""
+        work = tuple(self._launches[row] for row in rows)
+        call = OpCall(
+            name, launches=self._launched(work), parameter_shapes=self._parameters, settings=self._settings
+        )
+        return costs.launch_costs(call)
 
     def pass_on(self, op: int, found: Sequence[Cost | None]) -> None:
         """Tell the operator around this one how much of its work is costed here and inside."""
@@ -233,7 +275,12 @@ class _Calls:
         """The nearest operator around this one that has a formula, or -1."""
         return self._known_around[op]
 
-    def _following(self, op: int, args: tuple[bytes, bytes, bytes, bytes]) -> Tensor | None:
+    def _launched(self, work: Sequence[tuple[int, int, int]]) -> tuple[Launch, ...]:
+        return tuple(
+            Launch(self._names[kernel], _or_none(grid), _or_none(size)) for kernel, grid, size in work
+        )
+
+    def _following(self, op: int, args: _RawArguments) -> Tensor | None:
         """What the operator after a convolution takes first, where the convolution's values are missing."""
         if args[3] or not args[0] or "conv" not in self._names[self._op_name[op]]:
             return None
@@ -250,6 +297,12 @@ class _Calls:
                 if found is not None:
                     return found
         return None
+
+    def _partner(self, op: int) -> _RawArguments:
+        """Arguments of the other half of an operator's autograd node, if its formula asks for them."""
+        wanted = costs.partner_of(self._names[self._op_name[op]])
+        at = self._partners.partner(op, wanted) if wanted else -1
+        return _arguments(self._args[at]) if at >= 0 else _NO_ARGUMENTS
 
     def _is_composite(self, op: int, found: Sequence[Cost | None], rows: Sequence[int]) -> bool:
         if not self._whole_operators and all(self._op_of_row[row] == op for row in rows):
@@ -280,23 +333,23 @@ class _Calls:
     def _work_out(
         self,
         name: int,
-        args: tuple[bytes, bytes, bytes, bytes],
+        args: _RawArguments,
         work: tuple[tuple[int, int, int], ...],
         ancestors: tuple[int, ...],
         following: Tensor | None,
+        partner: _RawArguments,
     ) -> tuple[Cost | None, ...]:
         inputs, concrete = _parsed(args)
         call = OpCall(
             name=self._names[name],
             inputs=inputs,
             concrete=concrete,
-            launches=tuple(
-                Launch(self._names[kernel], _or_none(grid), _or_none(size)) for kernel, grid, size in work
-            ),
+            launches=self._launched(work),
             ancestors=tuple(self._names[i] for i in ancestors),
             parameter_shapes=self._parameters,
             settings=self._settings,
             following=following,
+            partner=_parsed(partner)[0],
         )
         return (costs.op_cost(call),) if self._whole_operators else costs.launch_costs(call)
 
@@ -320,16 +373,16 @@ class _OpArgs(msgspec.Struct, gc=False):
 _OP_ARGS = msgspec.json.Decoder(_OpArgs)
 
 
-def _arguments(raw: msgspec.Raw) -> tuple[bytes, bytes, bytes, bytes]:
-    """Dims, types, strides and values of a call's arguments, still as JSON; a cheap key for equal calls."""
+def _arguments(raw: msgspec.Raw) -> _RawArguments:
+    """A call's arguments unparsed: a cheap key for equal calls."""
     try:
         args = _OP_ARGS.decode(raw)
     except msgspec.DecodeError:
-        return b"", b"", b"", b""
+        return _NO_ARGUMENTS
     return bytes(args.dims), bytes(args.types), bytes(args.strides), bytes(args.concrete)
 
 
-def _parsed(args: tuple[bytes, bytes, bytes, bytes]) -> tuple[tuple[Any, ...], tuple[str, ...]]:
+def _parsed(args: _RawArguments) -> tuple[tuple[Any, ...], tuple[str, ...]]:
     lists = []
     for text in args:
         try:

@@ -262,3 +262,25 @@ def test_a_count_of_parameters_beyond_all_reason_is_not_believed(count: int) -> 
     builder = Builder().context(parameters=[{"shape": [4, 4], "dtype": "fp32", "count": count}])
     builder.op("aten::_fused_adamw_", 0, 50, dims=[[], []]).launch("adam", 10, at=100, dur=9)
     assert np.isnan(attach_costs(builder.join()).flops).all()
+
+
+def _apex_step(builder: Builder, start: int, *blocks: int) -> Builder:
+    """Launches of one optimizer step, outside any operator, after a kernel of something else."""
+    builder.launch("other", start, at=start + 50, dur=1)
+    for at, count in enumerate(blocks, start=start + 3):
+        kernel = "void multi_tensor_apply_kernel<TensorListMetadata<4>, AdamFunctor<float>, float>"
+        builder.launch(kernel, at, at=at + 60, dur=9, grid=[count, 1, 1])
+    return builder
+
+
+def test_apex_kernels_outside_any_operator_take_the_parameters_sizes() -> None:
+    builder = Builder().context(parameters=[{"shape": [1000, 65536], "dtype": "fp32"}])
+    timeline = _apex_step(_apex_step(builder, 0, 320, 320, 320, 40), 100, 320, 320, 320, 40).join()
+    found = attach_costs(timeline)
+    assert np.nansum(found.flops) == pytest.approx(2 * 40 * 65_536_000)
+    assert np.nansum(found.bytes_written) == pytest.approx(2 * 3 * 4 * 65_536_000)
+
+
+def test_apex_kernels_that_do_not_fit_the_parameters_stay_unknown() -> None:
+    builder = Builder().context(parameters=[{"shape": [1000, 65536], "dtype": "fp32"}])
+    assert all(math.isnan(flops) for flops in flops_of(_apex_step(builder, 0, 320, 320)).values())

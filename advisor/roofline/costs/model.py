@@ -77,6 +77,8 @@ class OpCall:
             device, without which no re-read is modelled.
         following: what the next operator on this thread takes first, likely this one's result; given only
             for convolutions whose values (stride, padding) were not recorded.
+        partner: arguments of the other half of the same node of the autograd graph, the forward call of a
+            backward one or the reverse; given only where the formula's registration names it.
     """
 
     name: str
@@ -87,6 +89,7 @@ class OpCall:
     parameter_shapes: tuple[Tensor, ...] = ()
     settings: Mapping[str, object] = field(default_factory=dict, hash=False, compare=False)
     following: Tensor | None = None
+    partner: tuple[Arg, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -187,3 +187,34 @@ def unscale(call: OpCall) -> Result:
 def update_scale(call: OpCall) -> Cost:
     """A few scalars."""
     return Cost(1.0, 12.0, 8.0)
+
+
+#: FLOPs an element, tensors read, tensors written, of Apex' functors: Adam and LAMB's first stage work on
+#: gradient, parameter and two moments, the others on what their names say.
+_BARE = {
+    "AdamFunctor": (40, 4, 3), "AdamCapturableFunctor": (40, 4, 3), "AdagradFunctor": (25, 3, 2),
+    "LAMBStage1Functor": (45, 4, 3), "LAMBStage2Functor": (FMA, 2, 1), "NovoGradFunctor": (25, 3, 2),
+    "L2NormFunctor": (FMA, 1, 0), "ScaleFunctor": (MUL, 1, 1), "AxpbyFunctor": (FMA + MUL, 2, 1),
+}  # fmt: skip
+
+
+@cost(*(f"multi_tensor_apply::{name}" for name in _BARE))
+def bare(call: OpCall) -> Result:
+    """Apex' optimizers: no operator is recorded around them, so the sizes are those of the parameters.
+
+    (NVIDIA/apex, ``csrc/multi_tensor_*.cu``; chunks of ``2048 * 32`` elements as in ATen.) Which parameters a
+    launch works on is not recorded: each gets its share by thread blocks.
+    """
+    flops, reads, writes = _BARE[call.name.removeprefix("multi_tensor_apply::")]
+    blocks = [launch.grid_blocks or 0 for launch in call.launches]
+    if not blocks or not all(blocks):
+        raise Unknown("launches not recorded")
+    parameters = _launched_parameters(call, sum(blocks))
+    named = roles.element_dtype(call.launches[0].name)
+    width = itemsize(named if named != "unknown" else parameters[0].dtype)
+    elements = sum(item.numel for item in parameters)
+    shares = (elements * count / sum(blocks) for count in blocks)
+    return tuple(
+        Cost(flops * share, reads * share * width, writes * share * width, vector_pipe("fp32", flops))
+        for share in shares
+    )

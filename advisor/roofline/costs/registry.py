@@ -23,6 +23,7 @@ _F = TypeVar("_F", bound=Formula)
 _PACKAGE = __name__.rpartition(".")[0]
 _exact: dict[str, Formula] = {}
 _prefixes: dict[str, Formula] = {}
+_partners: dict[str, str] = {}
 
 #: What a formula raises when a trace's shapes are missing or contradict each other.
 _UNUSABLE = (ArithmeticError, LookupError, TypeError, ValueError, AttributeError)
@@ -30,11 +31,12 @@ _UNUSABLE = (ArithmeticError, LookupError, TypeError, ValueError, AttributeError
 _MAX = 1e30
 
 
-def cost(*names: str) -> Callable[[_F], _F]:
+def cost(*names: str, partner: str = "") -> Callable[[_F], _F]:
     """Register the decorated formula for operators of these names.
 
     Args:
         names: operator names as in a trace; one that ends in ``*`` stands for all that begin so.
+        partner: how the name of the operator begins whose arguments are to be in `OpCall.partner`.
 
     Raises:
         ValueError: if a name already has a formula.
@@ -48,6 +50,8 @@ def cost(*names: str) -> Callable[[_F], _F]:
             if key in table:
                 raise ValueError(f"{name} already has a cost formula: {table[key].__module__}")
             table[key] = formula
+            if partner:
+                _partners[name] = partner
         return formula
 
     return register
@@ -69,6 +73,17 @@ def formula_of(op_name: str) -> Formula | None:
         return _exact[op_name]
     matching = [prefix for prefix in _prefixes if op_name.startswith(prefix)]
     return _prefixes[max(matching, key=len)] if matching else None
+
+
+@functools.lru_cache(maxsize=4096)
+def partner_of(op_name: str) -> str:
+    """How the name begins of the operator whose arguments an operator's formula asks for; empty for none."""
+    _load()
+    if op_name in _partners:
+        return _partners[op_name]
+    return next(
+        (of for name, of in _partners.items() if name.endswith("*") and op_name.startswith(name[:-1])), ""
+    )
 
 
 def knows(op_name: str) -> bool:

@@ -98,6 +98,13 @@ def role(kernel: str) -> str:
     return next((name for name, pattern in _compiled_roles() if pattern.search(kernel)), "other")
 
 
+@functools.lru_cache(maxsize=8192)
+def bare_operator(kernel: str) -> str:
+    """The name under which a kernel outside any operator has a formula, or empty."""
+    found = _BARE.search(kernel)
+    return f"multi_tensor_apply::{found[1]}" if found else ""
+
+
 def is_transfer(kernel: str) -> bool:
     """Whether a launch is a memory copy or a memset, done by a copy engine or a driver's kernel."""
     return _TRANSFER.match(kernel) is not None
@@ -149,6 +156,8 @@ def matrix_pipe(
 
 _C_TYPE = r"(c10::BFloat16|c10::Half|__half|float|double|long|int|bool|signed char|unsigned char)\b"
 _ELEMENT = (re.compile(r"OpaqueType<(\d+)"), re.compile(rf"(?:<|, |\(){_C_TYPE}"))
+#: Of Apex' kernels, which are launched outside any operator, the functor tells what they do.
+_BARE = re.compile(r"multi_tensor_apply_kernel<.*?\b(\w+Functor)\b")
 #: ``multi_tensor_apply`` names the scalars' type before its functor's, which is the tensors'.
 _FUNCTOR = re.compile(rf"multi_tensor_apply.*?(?:Functor|Copy)<{_C_TYPE}")
 _COLLECTIVE_DTYPE = re.compile(r"_(f16|bf16|f32|f64|f8e4m3|f8e5m2|i8|u8|i32|u32|i64|u64)(?:_|\b|\()", re.I)
