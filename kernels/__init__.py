@@ -1,46 +1,32 @@
 """Bundled Triton kernels: forward and backward as PyTorch operators, references, drop-in modules.
 
 Installed as `advisor.kernels`; knows nothing of the rest of the package. Importing it loads neither torch nor
-Triton; naming one of its members does. See ``docs/kernels.md``.
+Triton; naming one of its members does. A family is a module here, and says itself which names it gives: a
+function named as its module (`softmax.softmax`) stays there, since the package's attribute of that name is
+the module. See ``docs/kernels.md``.
 """
 
 import importlib
+from functools import cache
 from typing import Any
 
-#: The module that holds each public name. A function named as its module (`softmax.softmax`) is not here: the
-#: package's attribute of that name is the module.
-_HOME: dict[str, str] = {
-    "FlashAttention": "attention",
-    "FusedLayerNorm": "norm",
-    "RMSNorm": "norm",
-    "layer_norm": "norm",
-    "rms_norm": "norm",
-    "add_layer_norm": "add_norm",
-    "add_rms_norm": "add_norm",
-    "dropout_add": "add_norm",
-    "BiasActivationLayerNorm": "bias_act_norm",
-    "GeGLU": "activations",
-    "SwiGLU": "activations",
-    "bias_activation": "activations",
-    "bias_gelu": "activations",
-    "gated_activation": "activations",
-    "gated_activation_packed": "activations",
-    "geglu": "activations",
-    "relu_squared": "activations",
-    "swiglu": "activations",
-    "CrossEntropyLoss": "cross_entropy",
-    "LinearCrossEntropy": "linear_cross_entropy",
-    "log_softmax": "softmax",
-}
 
-__all__ = sorted(_HOME)
+@cache
+def _homes() -> dict[str, str]:
+    """The module that holds each public name."""
+    from ._family import families
+
+    found = families()
+    return {name: module for module, family in found.items() for name in family.public if name not in found}
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOME:
+    if name == "__all__":
+        return sorted(_homes())
+    if name.startswith("_") or name not in _homes():
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
+    return getattr(importlib.import_module(f"{__name__}.{_homes()[name]}"), name)
 
 
 def __dir__() -> list[str]:
-    return [*globals(), *_HOME]
+    return [*globals(), *_homes()]

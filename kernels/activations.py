@@ -23,10 +23,27 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ._device import device_reasons, dtype_reasons, refuse, sm_count
+from ._family import Family
 from ._launch import LaunchTable, cdiv, next_power_of_2
 from ._math import ACTIVATIONS, activation, activation_gradient
 from ._ops import operator
 from ._triton import tl, triton
+
+FAMILY = Family(
+    what="bias with GELU, SiLU, ReLU or ReLU squared; SwiGLU, GeGLU and their kin",
+    public=(
+        "bias_activation",
+        "bias_gelu",
+        "relu_squared",
+        "gated_activation",
+        "gated_activation_packed",
+        "swiglu",
+        "geglu",
+        "SwiGLU",
+        "GeGLU",
+    ),
+    replaces=("torch.nn.functional.gelu", "silu(gate) * up", "relu(x) ** 2"),
+)
 
 #: Size: columns of a row (of the whole tensor where rows do not matter).
 ELEMENTWISE = LaunchTable(

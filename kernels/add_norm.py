@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ._device import device_reasons, dtype_reasons, refuse
+from ._family import Family
 from ._launch import LaunchTable, cdiv
 from ._norm_rows import (
     MAX_BACKWARD_BLOCK,
@@ -41,6 +42,12 @@ from .norm import (
     rms_norm,
     rms_norm_reference,
     unsupported_reasons,
+)
+
+FAMILY = Family(
+    what="residual addition, with dropout before it and either norm after it",
+    public=("add_layer_norm", "add_rms_norm", "dropout_add"),
+    replaces=("x + residual, then a norm", "dropout(x) + residual"),
 )
 
 #: Size: elements.

@@ -29,8 +29,16 @@ from torch import Tensor, nn
 
 from ._attention_ops import attention_op
 from ._device import device_reasons, dtype_reasons, refuse
+from ._family import Family
 from ._ops import autocast_dtype
 from ._random import draw_seed
+
+FAMILY = Family(
+    what="FlashAttention forward and backward: causal, window, mask, soft-cap, grouped, packed",
+    public=("attention", "FlashAttention"),
+    replaces=("torch.nn.functional.scaled_dot_product_attention",),
+    hardware="NVIDIA of compute capability 8.0 or newer; TMA and wgmma on 9.0",
+)
 
 #: Head dimensions up to this; larger ones do not fit in shared memory.
 MAX_HEAD_DIM = 256

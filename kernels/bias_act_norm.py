@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from . import norm
 from ._device import refuse, sm_count
+from ._family import Family
 from ._launch import LaunchTable, cdiv, next_power_of_2
 from ._math import ACTIVATIONS, activation, activation_gradient
 from ._ops import operator
@@ -30,6 +31,12 @@ from ._rows import as_rows, input_gradient, moments, sum_partials, tile_mask
 from ._triton import tl, triton
 from .activations import bias_activation
 from .norm import follows_autocast, layer_norm
+
+FAMILY = Family(
+    what="bias, activation and LayerNorm in one pass, any part left out",
+    public=("bias_act_norm", "BiasActivationLayerNorm"),
+    replaces=("LayerNorm(GELU(x + bias))",),
+)
 
 #: Columns that a program holds in registers, with three sums beside them.
 MAX_BLOCK = 8192

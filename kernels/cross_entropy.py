@@ -30,9 +30,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ._device import device_reasons, dtype_reasons, guard, refuse, sm_count
+from ._family import Family
 from ._launch import LaunchTable, next_power_of_2
 from ._ops import NAMESPACE, operator
 from ._triton import tl, triton
+
+FAMILY = Family(
+    what="cross-entropy on 16-bit logits without an fp32 copy, smoothing, z-loss",
+    public=("cross_entropy", "CrossEntropyLoss"),
+    replaces=("torch.nn.functional.cross_entropy", "torch.nn.CrossEntropyLoss"),
+)
 
 REDUCTIONS = ("mean", "sum", "none")
 _LOAD_BYTES = 16

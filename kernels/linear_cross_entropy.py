@@ -28,9 +28,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ._device import device_reasons, dtype_reasons, refuse
+from ._family import Family
 from ._launch import cdiv
 from ._ops import autocast_dtype, operator
 from .cross_entropy import cross_entropy_reference, launch_rows, mean_weight, setting_reasons
+
+FAMILY = Family(
+    what="linear layer and cross-entropy, logits whole or in chunks",
+    public=("linear_cross_entropy", "LinearCrossEntropy"),
+    replaces=("cross_entropy(x @ weight.T, target)",),
+)
 
 VARIANTS = ("auto", "fast", "memory")
 _CLASSES_MULTIPLE = 64

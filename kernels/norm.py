@@ -29,8 +29,20 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ._device import device_reasons, dtype_reasons, refuse
+from ._family import Family
 from ._norm_rows import handed_out, launch_backward, launch_forward, parts_wanted, weight_dtypes
 from ._ops import operator
+
+FAMILY = Family(
+    what="LayerNorm, RMSNorm with Gemma's offset and Llama's casting, any row length",
+    public=("layer_norm", "rms_norm", "FusedLayerNorm", "RMSNorm"),
+    replaces=(
+        "torch.nn.LayerNorm",
+        "torch.nn.RMSNorm",
+        "torch.nn.functional.layer_norm",
+        "torch.nn.functional.rms_norm",
+    ),
+)
 
 
 def _forward_fake(

@@ -22,9 +22,16 @@ import torch
 from torch import Tensor
 
 from ._device import device_reasons, dtype_reasons, refuse
+from ._family import Family
 from ._launch import LaunchTable, next_power_of_2
 from ._ops import operator
 from ._triton import tl, triton
+
+FAMILY = Family(
+    what="rotary embedding of queries and keys in one launch, half-split or interleaved",
+    public=("rope",),
+    replaces=("Hugging Face's apply_rotary_pos_emb",),
+)
 
 LAYOUTS = ("bshd", "bhsd")
 

@@ -22,9 +22,16 @@ import torch
 from torch import Tensor
 
 from ._device import device_reasons, dtype_reasons, refuse
+from ._family import Family
 from ._launch import LaunchTable, cdiv, next_power_of_2
 from ._ops import autocast_dtype, operator
 from ._triton import tl, triton
+
+FAMILY = Family(
+    what="softmax and its logarithm with scale, mask and causality, any row length",
+    public=("softmax", "log_softmax"),
+    replaces=("torch.softmax", "torch.log_softmax"),
+)
 
 _WHOLE_ROW = 16384
 
