@@ -197,7 +197,7 @@ def join(trace: Trace) -> Timeline:
 
 def _device_rows(trace: Trace, nesting: Nesting) -> Launches:
     device, runtime = trace.device, trace.runtime
-    call = _host_call(trace)
+    call = host_calls(trace)
     linked = call >= 0
     launch_ts = np.full(len(device), -1, np.int64)
     track = np.full(len(device), -1, np.int32)
@@ -223,7 +223,7 @@ def _device_rows(trace: Trace, nesting: Nesting) -> Launches:
     )
 
 
-def _host_call(trace: Trace) -> np.ndarray:
+def host_calls(trace: Trace) -> np.ndarray:
     """Position in the runtime calls of what launched each device event, or -1; int64 (n,).
 
     A correlation number that several calls carry means the latest of them before the work began.
