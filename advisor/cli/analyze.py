@@ -9,6 +9,8 @@ from typing import Any
 
 import click
 
+from advisor.cli._output import check_outputs, put
+
 EXAMPLES = """
 \b
 Examples:
@@ -107,7 +109,7 @@ def command(
     from advisor.trace.sources import find_traces
 
     files = find_traces(paths)
-    _check_outputs(
+    check_outputs(
         [output, json_to, markdown_to, launches_to], [*files, *([reference] if reference else [])], force
     )
     if launches_to:
@@ -160,42 +162,11 @@ def _write_report(report: Any, output: Path | None, json_to: str | None, markdow
     if json_to:
         from advisor.report.files import to_json
 
-        _put(json_to, to_json(report))
+        put(json_to, to_json(report))
     if markdown_to:
         from advisor.report import markdown
 
-        _put(markdown_to, markdown.render(report))
-
-
-def _put(target: str, text: str) -> None:
-    if target == "-":
-        click.echo(text.encode("utf-8", "replace"), nl=False)
-    else:
-        from advisor.report.files import write_text
-
-        write_text(Path(target), text)
-
-
-def _check_outputs(targets: list[Path | str | None], inputs: list[str], force: bool) -> None:
-    """Refuse, before any work is done, what cannot or must not be written."""
-    from advisor.errors import UsageError
-    from advisor.report.files import is_report
-
-    if [str(target) for target in targets].count("-") > 1:
-        raise UsageError("--json and --markdown cannot both go to stdout: give one of them a file")
-    files = [Path(target) for target in targets if target is not None and str(target) != "-"]
-    places = [file.resolve() for file in files]
-    if len(set(places)) < len(places):
-        raise UsageError("two outputs have the same name")
-    for file, place in zip(files, places, strict=True):
-        if not file.parent.is_dir():
-            raise UsageError(f"{file}: no folder {file.parent}")
-        if file.is_dir():
-            raise UsageError(f"{file} is a folder: give the name of a file")
-        if any("://" not in path and Path(path).resolve() == place for path in inputs):
-            raise UsageError(f"{file} is a trace to read: it would be overwritten")
-        if file.exists() and not force and not is_report(file):
-            raise UsageError(f"{file} exists and is no report of this tool: give another name, or --force")
+        put(markdown_to, markdown.render(report))
 
 
 @contextmanager

@@ -14,12 +14,12 @@ import msgspec
 
 from advisor.errors import UsageError
 from advisor.report.format import printable
-from advisor.report.model import Report
 
 #: In the head of each page; what `is_report` knows it by.
 GENERATOR = '<meta name="generator" content="training-advisor">'
 #: A report's mark is within this many bytes of its start or its end.
 _MARK_WITHIN = 4096
+_JSON_HEAD = re.compile(rb'\{\s*"schema_version":\s*"[^"]*",\s*"tool_version":')
 
 
 @contextmanager
@@ -62,10 +62,19 @@ def is_report(path: Path) -> bool:
     except OSError:
         return False
     page = head.lstrip().lower().startswith(b"<!doctype html") and GENERATOR.encode() in head
-    data = re.match(rb'\{\s*"schema_version":\s*"[^"]*",\s*"tool_version":', head) is not None
+    data = _JSON_HEAD.match(head) is not None
     lines = tail.rstrip().rsplit(b"\n", 1)
     prose = head.startswith(b"### ") and lines[-1].startswith(b"<sub>training-advisor ")
     return page or data or prose
+
+
+def is_json_report(path: Path) -> bool:
+    """Whether a file begins as a report's JSON does."""
+    try:
+        with path.open("rb") as file:
+            return _JSON_HEAD.match(file.read(_MARK_WITHIN)) is not None
+    except OSError:
+        return False
 
 
 def _umask() -> int:
@@ -74,7 +83,7 @@ def _umask() -> int:
     return mask
 
 
-def to_json(report: Report) -> str:
-    """The report as indented JSON, with a newline at its end; text that nothing could show is replaced."""
+def to_json(report: msgspec.Struct) -> str:
+    """A report as indented JSON, with a newline at its end; text that nothing could show is replaced."""
     text = msgspec.json.encode(printable(report)).decode("utf-8", "replace")
     return msgspec.json.format(text, indent=1) + "\n"

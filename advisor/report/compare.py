@@ -1,0 +1,281 @@
+"""Two reports beside each other: what changed, and whether it is more than noise."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from advisor.report import format as fmt
+from advisor.report.model import KernelGroup, Report
+
+#: Runs of one program differ by this much though their own steps do not: below it nothing is called a change.
+NOISE_FLOOR = 0.01
+#: Standard errors of the difference that count as noise.
+_SIGMAS = 2.0
+#: Standard error of a median over that of a mean, for normal noise.
+_MEDIAN_ERROR = 1.2533
+#: Standard deviation over median absolute deviation, for normal noise.
+_MAD_TO_SD = 1.4826
+#: With fewer values the median of their deviations says little.
+_FEW = 5
+#: Modules tell places apart where both sides have them for this share of the kernels' time.
+_KNOWN_MODULES = 0.5
+
+
+class Struct(msgspec.Struct, kw_only=True):
+    """Base of the parts of a comparison."""
+
+
+class Side(Struct):
+    """One of the two."""
+
+    #: As given.
+    path: str
+    #: Of its device.
+    device: str
+    #: Median, in ms; null without steps.
+    step_ms: float | None
+    #: Standard error of `step_ms` over it, from the spread of the steps; null with fewer than two.
+    step_error_fraction: float | None
+    #: The report's own verdict.
+    verdict: str
+
+
+class Change(Struct):
+    """One figure on both sides."""
+
+    #: What it is.
+    name: str
+    #: Of both: ``ms``, ``bytes``, or empty for a fraction or a count.
+    unit: str
+    #: Null where it is not known.
+    before: float | None
+    #: Null where it is not known.
+    after: float | None
+
+    @property
+    def difference(self) -> float | None:
+        """After less before; None where either is not known."""
+        return None if self.before is None or self.after is None else self.after - self.before
+
+
+class KernelChange(Struct):
+    """Work of one operator in one kind of module and phase, on both sides."""
+
+    #: Operator; the kernel's name where there is none.
+    op: str
+    #: Module path with layer numbers as ``*``; null outside any module.
+    module: str | None
+    #: As in the report.
+    phase: str
+    #: In ms per step; 0 where it does not occur.
+    before_ms: float
+    #: In ms per step; 0 where it does not occur.
+    after_ms: float
+    #: Launches a step.
+    before_calls: float
+    #: Launches a step.
+    after_calls: float
+    #: appeared, vanished, faster, slower or same.
+    change: str
+    #: Kernels that did most of the work, before and after; empty where it does not occur.
+    kernels: list[str] = []
+
+
+class Comparison(Struct):
+    """Two reports beside each other."""
+
+    #: One sentence.
+    verdict: str
+    #: faster, slower, same or unknown.
+    outcome: str
+    #: What the step times are: ``baseline`` (without the profiler) or ``profiled``.
+    basis: str
+    #: The first.
+    before: Side
+    #: The second.
+    after: Side
+    #: Change of the step time over the first's; null where either is not known.
+    step_change_fraction: float | None
+    #: Changes below this are noise; null where it cannot be told.
+    noise_fraction: float | None
+    #: Headline figures.
+    figures: list[Change] = []
+    #: Shares of the step on the device's clock, in ms.
+    breakdown: list[Change] = []
+    #: Largest change first.
+    kernels: list[KernelChange] = []
+    #: What stands in the way of comparing.
+    remarks: list[str] = []
+
+
+def compare(before: Report, after: Report) -> Comparison:
+    """Set two reports of one program beside each other."""
+    basis = "baseline" if _baselines(before) and _baselines(after) else "profiled"
+    one, other = _side(before, basis), _side(after, basis)
+    change = (
+        (other.step_ms - one.step_ms) / one.step_ms if one.step_ms and other.step_ms is not None else None
+    )
+    noise = _noise(one, other)
+    outcome = _outcome(change, noise)
+    return Comparison(
+        verdict=_verdict(outcome, one, other, change, noise),
+        outcome=outcome,
+        basis=basis,
+        before=one,
+        after=other,
+        step_change_fraction=change,
+        noise_fraction=noise,
+        figures=[_figure(before, after, *one) for one in _FIGURES],
+        breakdown=_breakdown(before, after),
+        kernels=_kernels(before, after, noise if noise is not None else NOISE_FLOOR),
+        remarks=_remarks(before, after, basis),
+    )
+
+
+_FIGURES: tuple[tuple[str, str, Callable[[Report], Any]], ...] = (
+    ("kernels", "ms", lambda r: r.summary.kernel_time_ms_per_step),
+    ("device busy", "ms", lambda r: r.summary.gpu_busy_ms_per_step),
+    ("launches", "", lambda r: r.summary.kernels_per_step),
+    ("bytes moved", "bytes", lambda r: r.summary.bytes_per_step),
+    ("FLOPs", "FLOP", lambda r: r.summary.flops_per_step),
+    ("peak memory", "bytes", lambda r: r.summary.peak_memory_bytes),
+)
+
+
+def _figure(before: Report, after: Report, name: str, unit: str, read: Callable[[Report], Any]) -> Change:
+    return Change(name=name, unit=unit, before=read(before), after=read(after))
+
+
+def _baselines(report: Report) -> list[float]:
+    """Un-profiled step times: those of the capture, or the one that the user gave."""
+    if report.summary.baseline_step_ms is None:
+        return []
+    block = report.environment.get("baseline")
+    steps = block.get("step_ms") if isinstance(block, dict) else None
+    times = [t for t in steps if isinstance(t, (int, float)) and t > 0] if isinstance(steps, list) else []
+    # A baseline of the user's in the place of the capture's has no steps to show.
+    if times and math.isclose(statistics.median(times), report.summary.baseline_step_ms, rel_tol=0.05):
+        return times
+    return [report.summary.baseline_step_ms]
+
+
+def _side(report: Report, basis: str) -> Side:
+    times = _baselines(report) if basis == "baseline" else report.summary.step_time_ms.all
+    centre = report.summary.baseline_step_ms if basis == "baseline" else report.summary.step_time_ms.p50
+    return Side(
+        path=report.trace.path,
+        device=report.device.name,
+        step_ms=centre,
+        step_error_fraction=_error(times),
+        verdict=report.summary.verdict,
+    )
+
+
+def _error(times: Sequence[float]) -> float | None:
+    if len(times) < 2:
+        return None
+    centre = statistics.median(times)
+    if len(times) < _FEW:
+        return statistics.stdev(times) / math.sqrt(len(times)) / centre
+    deviation = statistics.median(abs(t - centre) for t in times)
+    return _MEDIAN_ERROR * _MAD_TO_SD * deviation / math.sqrt(len(times)) / centre
+
+
+def _noise(before: Side, after: Side) -> float | None:
+    if before.step_ms is None or after.step_ms is None:
+        return None
+    known = [s.step_error_fraction for s in (before, after) if s.step_error_fraction is not None]
+    return max(_SIGMAS * math.hypot(*known), NOISE_FLOOR) if known else None
+
+
+def _outcome(change: float | None, noise: float | None) -> str:
+    if change is None or noise is None:
+        return "unknown"
+    if abs(change) <= noise:
+        return "same"
+    return "slower" if change > 0 else "faster"
+
+
+def _verdict(outcome: str, before: Side, after: Side, change: float | None, noise: float | None) -> str:
+    if change is None:
+        return "The step times cannot be compared: one of the two has no steps."
+    times = f"{fmt.duration(after.step_ms)} a step after {fmt.duration(before.step_ms)} ({change:+.1%})"
+    if noise is None:
+        return f"{times}; with fewer than two steps on both sides the noise is not known."
+    if outcome == "same":
+        return f"No change beyond the noise of {noise:.1%}: {times}."
+    return f"The second is {outcome}: {times}, beyond the noise of {noise:.1%}."
+
+
+def _breakdown(before: Report, after: Report) -> list[Change]:
+    sides = [{s.name: s.time_ms_per_step for s in r.breakdown.step} for r in (before, after)]
+    names = dict.fromkeys([*sides[0], *sides[1]])
+    return [
+        Change(name=name, unit="ms", before=sides[0].get(name, 0.0), after=sides[1].get(name, 0.0))
+        for name in names
+    ]
+
+
+_Key = tuple[str, "str | None", str]
+
+
+def _kernels(before: Report, after: Report, noise: float) -> list[KernelChange]:
+    modules = all(_has_modules(report.kernels) for report in (before, after))
+    one, other = _by_key(before.kernels, modules), _by_key(after.kernels, modules)
+    changes = [_kernel_change(key, one.get(key, []), other.get(key, []), noise) for key in {**one, **other}]
+    return sorted(changes, key=lambda c: (-abs(c.after_ms - c.before_ms), c.op, c.module or "", c.phase))
+
+
+def _has_modules(groups: Sequence[KernelGroup]) -> bool:
+    known = sum(group.time_ms_per_step for group in groups if group.module is not None)
+    return known > _KNOWN_MODULES * sum(group.time_ms_per_step for group in groups)
+
+
+def _by_key(groups: Sequence[KernelGroup], modules: bool) -> dict[_Key, list[KernelGroup]]:
+    found: dict[_Key, list[KernelGroup]] = defaultdict(list)
+    for group in groups:
+        found[group.op or group.name, group.module if modules else None, group.phase].append(group)
+    return found
+
+
+def _kernel_change(
+    key: _Key, before: Sequence[KernelGroup], after: Sequence[KernelGroup], noise: float
+) -> KernelChange:
+    was, now = (sum(g.time_ms_per_step for g in groups) for groups in (before, after))
+    if not before or not after:
+        change = "vanished" if before else "appeared"
+    elif abs(now - was) <= noise * max(was, now):
+        change = "same"
+    else:
+        change = "slower" if now > was else "faster"
+    op, module, phase = key
+    heaviest = [max(groups, key=lambda g: g.time_ms_per_step).name for groups in (before, after) if groups]
+    return KernelChange(
+        op=op,
+        module=module,
+        phase=phase,
+        before_ms=was,
+        after_ms=now,
+        before_calls=sum(g.calls_per_step for g in before),
+        after_calls=sum(g.calls_per_step for g in after),
+        change=change,
+        kernels=list(dict.fromkeys(heaviest)),
+    )
+
+
+def _remarks(before: Report, after: Report, basis: str) -> list[str]:
+    found = []
+    if before.device.name != after.device.name:
+        found.append(f"different devices: {before.device.name} and {after.device.name}")
+    if basis == "profiled":
+        found.append("step times are as profiled, the profiler's cost included: host-bound steps look slower")
+    worlds = before.trace.world_size, after.trace.world_size
+    if worlds[0] != worlds[1]:
+        found.append(f"different numbers of ranks: {worlds[0] or 'unknown'} and {worlds[1] or 'unknown'}")
+    return found

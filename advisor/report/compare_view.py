@@ -1,0 +1,96 @@
+"""A comparison on a terminal and as Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from advisor.report import format as fmt
+from advisor.report.compare import Change, Comparison, KernelChange
+from advisor.report.markdown import code, prose
+
+#: Rows of kernels shown; the JSON has them all.
+TOP = 15
+_STYLES = {"faster": "green", "vanished": "green", "slower": "red", "appeared": "yellow"}
+
+
+def render(comparison: Comparison, console: Console) -> None:
+    """Print the verdict, the figures and the kernels that changed most."""
+    shown = fmt.printable(comparison)
+    console.print(Text(shown.verdict, "bold"))
+    for remark in shown.remarks:
+        console.print(Text(f"note: {remark}", "yellow"))
+    table = Table(box=None, padding=(0, 1), pad_edge=False)
+    table.add_column("a step")
+    for heading in ("before", "after", "change"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for change in [*shown.figures, *shown.breakdown]:
+        if change.before is not None or change.after is not None:
+            table.add_row(*map(Text, _figure(change)))
+    console.print(table)
+    kernels = _changed(shown)
+    if not kernels:
+        return
+    table = Table(box=None, padding=(0, 1), pad_edge=False, title_justify="left")
+    table.add_column("operator", overflow="ellipsis", no_wrap=True, max_width=36)
+    table.add_column("module", overflow="ellipsis", no_wrap=True, max_width=28)
+    table.add_column("phase", no_wrap=True)
+    for heading in ("before", "after", "change"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("")
+    for kernel in kernels:
+        cells = (kernel.op, kernel.module or fmt.MISSING, kernel.phase, *_times(kernel))
+        table.add_row(*(Text(cell) for cell in cells), Text(kernel.change, _STYLES.get(kernel.change, "dim")))
+    console.print(table)
+
+
+def markdown(comparison: Comparison) -> str:
+    """The comparison as GitHub-flavoured Markdown."""
+    return "\n".join(_lines(fmt.printable(comparison))) + "\n"
+
+
+def _lines(shown: Comparison) -> Iterator[str]:
+    yield f"### {prose(shown.verdict)}"
+    yield ""
+    for remark in shown.remarks:
+        yield f"> {prose(remark)}"
+    if shown.remarks:
+        yield ""
+    yield "| a step | before | after | change |"
+    yield "|---|---:|---:|---:|"
+    for change in [*shown.figures, *shown.breakdown]:
+        if change.before is not None or change.after is not None:
+            yield f"| {' | '.join(map(prose, _figure(change)))} |"
+    yield ""
+    kernels = _changed(shown)
+    if kernels:
+        yield "| operator | module | phase | before | after | change | |"
+        yield "|---|---|---|---:|---:|---:|---|"
+        for kernel in kernels:
+            cells = [code(kernel.op), code(kernel.module or ""), kernel.phase, *_times(kernel), kernel.change]
+            yield f"| {' | '.join(cells)} |"
+        yield ""
+    yield f"<sub>{code(shown.before.path)} and {code(shown.after.path)}</sub>"
+
+
+def _changed(shown: Comparison) -> list[KernelChange]:
+    return [kernel for kernel in shown.kernels if kernel.change != "same"][:TOP]
+
+
+def _times(kernel: KernelChange) -> tuple[str, str, str]:
+    change = kernel.after_ms - kernel.before_ms
+    sign = "+" if change > 0 else "−"
+    return fmt.duration(kernel.before_ms), fmt.duration(kernel.after_ms), sign + fmt.duration(abs(change))
+
+
+def _figure(change: Change) -> tuple[str, str, str, str]:
+    show = {"ms": fmt.duration, "bytes": fmt.nbytes, "FLOP": fmt.number_with_prefix}.get(
+        change.unit, fmt.number
+    )
+    ratio = (
+        f"{change.difference / change.before:+.1%}" if change.before and change.difference is not None else ""
+    )
+    return change.name, show(change.before), show(change.after), ratio

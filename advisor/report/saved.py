@@ -1,0 +1,46 @@
+"""Reports from what a user has at hand: a trace, a JSON report, or the folder of a run."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import msgspec
+
+from advisor.errors import InputError
+from advisor.report.files import is_json_report
+from advisor.report.model import SCHEMA_VERSION, Report
+
+
+def open_report(path: str | os.PathLike[str], *, baseline_step_ms: float | None = None) -> Report:
+    """The report that a file stands for.
+
+    Args:
+        path: a JSON report, a trace, several ranks' traces as a folder or glob, or the folder of a captured
+            run, whose ``report.json`` is taken if there is one.
+        baseline_step_ms: step time without the profiler, for a trace.
+
+    Raises:
+        InputError: the file is neither, or a report of another major version.
+    """
+    found = Path(path)
+    stored = found / "report.json" if found.is_dir() else found
+    if stored.is_file() and is_json_report(stored):
+        return _decode(stored)
+    from advisor.report.build import analyze
+
+    return analyze(path, baseline_step_ms=baseline_step_ms)
+
+
+def _decode(path: Path) -> Report:
+    try:
+        data = path.read_bytes()
+        version = msgspec.json.decode(data, type=dict).get("schema_version")
+        if str(version).partition(".")[0] != SCHEMA_VERSION.partition(".")[0]:
+            raise InputError(
+                f"{path}: a report of version {version}, this tool reads {SCHEMA_VERSION}: "
+                f"analyse its trace again"
+            )
+        return msgspec.json.decode(data, type=Report)
+    except (msgspec.DecodeError, OSError) as error:
+        raise InputError(f"{path}: cannot be read as a report: {error}") from error

@@ -1,0 +1,131 @@
+"""Two reports beside each other: the verdict weighs the change against the noise."""
+
+from __future__ import annotations
+
+import copy
+import io
+import math
+
+import pytest
+from rich.console import Console
+
+from advisor.report import model
+from advisor.report.compare import Comparison, compare
+from advisor.report.compare_view import markdown, render
+from tests.report import reports
+
+
+def made(step_ms: list[float], *, baseline: list[float] | None = None, **of_summary: float) -> model.Report:
+    """The rich report with other step times."""
+    report = reports.rich()
+    report.summary.step_time_ms = model.StepTime(
+        p50=sorted(step_ms)[len(step_ms) // 2] if step_ms else None, p95=None, all=step_ms
+    )
+    report.summary.baseline_step_ms = sorted(baseline)[len(baseline) // 2] if baseline else None
+    report.environment = {"baseline": {"step_ms": baseline}} if baseline else {}
+    for name, value in of_summary.items():
+        setattr(report.summary, name, value)
+    return report
+
+
+def test_a_change_beyond_the_spread_of_the_steps_is_one() -> None:
+    found = compare(made([30.0, 30.2, 29.9, 30.1, 30.0]), made([17.4, 17.5, 17.3, 17.4, 17.4]))
+    assert found.outcome == "faster"
+    assert found.step_change_fraction == pytest.approx((17.4 - 30.0) / 30.0)
+    assert "-42.0%" in found.verdict
+
+
+def test_a_change_within_the_spread_is_none() -> None:
+    found = compare(made([30.0, 33.0, 27.0, 36.0, 25.0]), made([29.0, 32.0, 26.0, 35.0, 24.0]))
+    assert found.noise_fraction is not None
+    assert found.noise_fraction > 1 / 30
+    assert found.outcome == "same"
+
+
+def test_steady_runs_still_differ_by_the_floor() -> None:
+    found = compare(made([30.0] * 5), made([30.2] * 5))
+    assert found.noise_fraction == pytest.approx(0.01)
+    assert found.outcome == "same"
+
+
+def test_one_step_a_side_tells_no_noise() -> None:
+    found = compare(made([30.0]), made([20.0]))
+    assert found.noise_fraction is None
+    assert found.outcome == "unknown"
+
+
+def test_without_steps_there_is_nothing_to_compare() -> None:
+    found = compare(made([]), made([20.0, 20.0]))
+    assert found.step_change_fraction is None
+    assert "cannot be compared" in found.verdict
+
+
+def test_the_steps_without_the_profiler_are_compared_where_both_sides_have_them() -> None:
+    # GIVEN a run that looks slower under the profiler and is faster without it
+    before, after = made([40.0] * 5, baseline=[30.0] * 5), made([44.0] * 5, baseline=[20.0] * 5)
+    # THEN the un-profiled steps decide
+    assert compare(before, after).basis == "baseline"
+    assert compare(before, after).outcome == "faster"
+    # AND with one of them missing the profiled ones do, and that is said
+    found = compare(before, made([44.0] * 5))
+    assert (found.basis, found.outcome) == ("profiled", "slower")
+    assert any("as profiled" in remark for remark in found.remarks)
+
+
+def test_kernels_are_matched_by_operator_module_and_phase_not_by_kernel_name() -> None:
+    before, after = made([30.0] * 3), made([30.0] * 3)
+    keys = [(k.op, k.module, k.phase) for k in before.kernels]
+    heavy = next(k for k in before.kernels if keys.count((k.op, k.module, k.phase)) == 1)
+    other = next(
+        k for k in after.kernels if (k.op, k.module, k.phase) == (heavy.op, heavy.module, heavy.phase)
+    )
+    other.name, other.time_ms_per_step = "a_better_kernel", heavy.time_ms_per_step / 2
+    changed = [change for change in compare(before, after).kernels if change.change != "same"]
+    assert [(c.op, c.module, c.phase) for c in changed] == [(heavy.op, heavy.module, heavy.phase)]
+    assert changed[0].change == "faster"
+    assert changed[0].kernels == [heavy.name, "a_better_kernel"]
+
+
+def test_what_is_on_one_side_alone_appeared_or_vanished() -> None:
+    before, after = made([30.0] * 3), made([30.0] * 3)
+    gone = before.kernels[0]
+    after.kernels = [
+        k for k in after.kernels if (k.op, k.module, k.phase) != (gone.op, gone.module, gone.phase)
+    ]
+    assert compare(before, after).kernels[0].change == "vanished"
+    assert compare(after, before).kernels[0].change == "appeared"
+
+
+def test_modules_are_left_out_where_one_side_has_none() -> None:
+    # GIVEN the same loop recorded with and without module ranges
+    before, after = made([30.0] * 3), made([30.0] * 3)
+    for kernel in after.kernels:
+        kernel.module = None
+    # THEN nothing appeared or vanished
+    assert {change.change for change in compare(before, after).kernels} == {"same"}
+
+
+def test_swapping_the_sides_turns_the_change_round() -> None:
+    one, other = made([30.0, 31.0, 30.5]), made([20.0, 21.0, 20.5])
+    assert compare(one, other).outcome == "faster"
+    assert compare(other, one).outcome == "slower"
+    assert compare(one, other).noise_fraction == pytest.approx(compare(other, one).noise_fraction)
+
+
+def test_other_devices_are_remarked_upon() -> None:
+    other = made([30.0] * 3)
+    other.device = copy.copy(other.device)
+    other.device.name = "NVIDIA L4"
+    assert any("different devices" in remark for remark in compare(made([30.0] * 3), other).remarks)
+
+
+@pytest.mark.parametrize("report", [reports.rich(), reports.unknown(), reports.hostile()])
+def test_any_report_can_be_compared_with_itself_and_shown(report: model.Report) -> None:
+    found = compare(report, report)
+    assert isinstance(found, Comparison)
+    assert found.step_change_fraction is None or math.isclose(found.step_change_fraction, 0)
+    out = io.StringIO()
+    render(found, Console(file=out, width=100))
+    for text in (out.getvalue(), markdown(found)):
+        assert "\x1b" not in text
+        assert "<script" not in text
