@@ -57,7 +57,7 @@ def assign_modules(trace: Trace, launches: Launches, parent: np.ndarray) -> tupl
     if len(waiting):
         owners, which = np.unique(owner[waiting], return_inverse=True)
         in_module = at(trace.ops.track, trace.ops.ts_ns)
-        forward = _forward_of(trace.ops, np.flatnonzero(~engine), owners)
+        forward = forward_of(trace.ops, np.flatnonzero(~engine), owners)
         found = np.where(forward >= 0, in_module[forward], -1)
         module[waiting] = found[which.reshape(-1)]
     return module, paths
@@ -112,7 +112,7 @@ def _paths_of_frames(trace: Trace, ranges: Events) -> tuple[np.ndarray, list[str
     return labels, paths
 
 
-def _forward_of(ops: Events, candidates: np.ndarray, backward: np.ndarray) -> np.ndarray:
+def forward_of(ops: Events, candidates: np.ndarray, backward: np.ndarray) -> np.ndarray:
     """Forward operator of each backward one, or -1; int64 (len(backward),).
 
     The last one before it that carries its sequence number: operators that make no node of the graph
