@@ -25,6 +25,14 @@ _NORMS = frozenset({"layer_norm", "native_layer_norm", "rms_norm", "_fused_rms_n
 _ACTIVATIONS = frozenset(
     {"silu", "gelu", "sigmoid", "relu", "tanh", "mish", "elu", "leaky_relu", "hardswish"}
 )
+#: What rearranges a tensor, by a view or a copy.
+_REARRANGING = frozenset({"reshape", "contiguous", "clone", "view", "transpose", "permute", "_unsafe_view"})
+#: Pointwise operators that may read a second tensor of the same size.
+_BINARY = frozenset({
+    "add", "sub", "mul", "div", "where", "addcmul", "addcdiv", "lerp", "maximum", "minimum",
+})  # fmt: skip
+#: A chain on fewer elements takes less time than its launch.
+_MIN_CHAIN = 65_536
 _ARITHMETIC = frozenset({
     "add", "sub", "rsub", "mul", "div", "pow", "square", "neg", "abs", "exp", "log", "sqrt", "rsqrt",
     "reciprocal", "clamp", "clamp_min", "clamp_max", "minimum", "maximum", "where", "masked_fill", "addcmul",
