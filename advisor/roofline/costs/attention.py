@@ -16,62 +16,19 @@ from dataclasses import dataclass
 
 from advisor.roofline.costs import roles
 from advisor.roofline.costs.args import Unknown, flag, footprint, integer, itemsize, optional, tensor, text
+from advisor.roofline.costs.attention_layouts import BACKWARD, FORWARD, Layout
+from advisor.roofline.costs.bundled_attention import seen_pairs
 from advisor.roofline.costs.model import Cost, OpCall, Tensor
 from advisor.roofline.costs.registry import Result, cost, split
 from advisor.roofline.costs.tiles import whole
 
+#: What traces write for an argument that is left out.
+_UNSET = ("", "None", "-1", "False", "0")
 _TILE = 128
 _TILE_EFFICIENT = 64
 #: Head dimension, queries and keys of a block; CUTLASS' kernels tell the latter two.
 _FLASH_BLOCK = re.compile(r"flash_(?:fwd|bwd)_kernel_traits<(\d+), (\d+), (\d+)", re.I)
 _CUTLASS_BLOCK = re.compile(r"fmha_cutlass[FB]_\w*?aligned_(\d+)x(\d+)")
-
-
-@dataclass(frozen=True)
-class _Layout:
-    """Where an operator keeps its arguments.
-
-    Attributes:
-        heads_first: sizes are (batch, heads, tokens, dim), else (batch, tokens, heads, dim).
-        causal: position of the flag, or of ``custom_mask_type``.
-        cumulative: position of the cumulative lengths of packed sequences, or None.
-        bias: position of an additive mask, or None.
-        windows: positions of a sliding window's sizes; -1 for none.
-        paged: positions of tensors that keep keys elsewhere than in the arguments: new keys, a page table.
-    """
-
-    heads_first: bool
-    causal: int
-    cumulative: int | None = None
-    bias: int | None = None
-    windows: tuple[int, ...] = ()
-    paged: tuple[int, ...] = ()
-
-
-_FORWARD = {
-    "aten::_scaled_dot_product_flash_attention": _Layout(True, 4),
-    "aten::_scaled_dot_product_efficient_attention": _Layout(True, 6, bias=3),
-    "aten::_scaled_dot_product_cudnn_attention": _Layout(True, 6, bias=3),
-    "aten::_scaled_dot_product_flash_attention_for_cpu": _Layout(True, 4, bias=5),
-    "aten::_scaled_dot_product_fused_attention_overrideable": _Layout(True, 5, bias=3),
-    "aten::_flash_attention_forward": _Layout(False, 8, cumulative=3),
-    "aten::_efficient_attention_forward": _Layout(False, 9, cumulative=4, bias=3),
-    "aten::_cudnn_attention_forward": _Layout(True, 10, cumulative=4, bias=3),
-    "flash_attn::_flash_attn_forward": _Layout(False, 5, windows=(6, 7)),
-    "flash_attn_3::fwd": _Layout(False, 24, cumulative=7, windows=(25, 26), paged=(3, 14)),
-    "xformers::efficient_attention_forward_cutlass": _Layout(False, 10, cumulative=4, bias=3),
-}
-_BACKWARD = {
-    "aten::_scaled_dot_product_flash_attention_backward": _Layout(True, 11, cumulative=6),
-    "aten::_scaled_dot_product_efficient_attention_backward": _Layout(True, 11, bias=4),
-    "aten::_scaled_dot_product_cudnn_attention_backward": _Layout(True, 14, cumulative=9, bias=8),
-    "aten::_scaled_dot_product_flash_attention_for_cpu_backward": _Layout(True, 7),
-    "aten::_flash_attention_backward": _Layout(False, 11, cumulative=6),
-    "aten::_efficient_attention_backward": _Layout(False, 14, cumulative=6, bias=4),
-    "aten::_cudnn_attention_backward": _Layout(True, 14, cumulative=9, bias=8),
-    "flash_attn::_flash_attn_backward": _Layout(False, 11, windows=(12, 13)),
-    "flash_attn_3::bwd": _Layout(False, 16, cumulative=9, windows=(17, 18)),
-}
 
 
 @dataclass(frozen=True)
@@ -99,20 +56,22 @@ class _Work:
     executed: _Problem
 
 
-def block_pairs(queries: int, keys: int, block: tuple[int, int], causal: bool) -> float:
+def block_pairs(queries: int, keys: int, block: tuple[int, int], left: int, right: int) -> float:
     """Score entries in the blocks (queries x keys) that a kernel visits, each in full.
 
-    A causal mask ends in the last column, and a block of queries visits keys up to its last row's.
+    Query i sees keys from ``i - left`` to ``i + right``, counted from the last query and the last key; a
+    negative number is no bound. A block of queries visits keys from its first row's to its last row's.
     """
     height, width = block
-    if not causal:
+    if left < 0 and right < 0:
         return float(whole(queries, height)) * whole(keys, width)
     if queries > 1_000_000:
         raise Unknown("impossible length")
-    visited = 0
+    shift, visited = keys - queries, 0
     for end in range(height, whole(queries, height) + 1, height):
-        last = min(keys, end + keys - queries)
-        visited += math.ceil(max(0, last) / width)
+        last = keys if right < 0 else min(keys, end + shift + right)
+        first = 0 if left < 0 else max(0, end - height + shift - left)
+        visited += max(0, math.ceil(max(0, last) / width) - first // width)
     return float(visited) * height * width
 
 
@@ -127,13 +86,44 @@ def causal_pairs(queries: int, keys: int, tile: int) -> float:
     return min(float(queries) * keys, queries * (keys - queries / 2) + queries * tile / 2)
 
 
-def _work(call: OpCall, layout: _Layout, q: Tensor, k: Tensor, v: Tensor) -> _Work:
-    if layout.cumulative is not None and optional(call, layout.cumulative) is not None:
+def _apart(call: OpCall, layout: Layout, *packed: Tensor) -> tuple[Tensor, ...]:
+    """q, k and v of sequences that are packed one after another, with the sequences as a dimension.
+
+    Lengths are values. Only if as many as there are, each as long as the longest, make up all tokens, they
+    are known: all are equal.
+    """
+    if layout.cumulative is None or optional(call, layout.cumulative) is None:
+        return packed
+    if layout.longest is None:
         raise Unknown("packed sequences: their lengths are not recorded")
-    if any(text(call, at) not in ("", "-1", "None") for at in layout.windows):
-        raise Unknown("a sliding window")
-    if any(optional(call, at) is not None for at in layout.paged):
-        raise Unknown("keys in a cache: their length is not recorded")
+    found = []
+    for arg, at in zip(packed, (0, 1, 1), strict=True):
+        sequences = tensor(call, layout.cumulative + at).numel - 1
+        longest = integer(call, layout.longest + at)
+        if sequences < 1 or math.prod(arg.shape[:-2]) != sequences * longest:
+            raise Unknown("packed sequences of different lengths, which are not recorded")
+        found.append(Tensor((sequences, longest, *arg.shape[-2:]), arg.dtype))
+    return tuple(found)
+
+
+def _window(call: OpCall, layout: Layout) -> tuple[int, int]:
+    """How far to the left and to the right a query sees; -1 for no bound."""
+    if not layout.windows:
+        return -1, -1
+    left, right = (-1 if text(call, at) in ("", "None") else integer(call, at) for at in layout.windows)
+    return left, right
+
+
+def _is_causal(call: OpCall, layout: Layout) -> bool:
+    # The type of mask is a number where the library knows several.
+    value = text(call, layout.causal)
+    return int(value) > 0 if value.isdigit() else flag(call, layout.causal)
+
+
+def _work(call: OpCall, layout: Layout, q: Tensor, k: Tensor, v: Tensor) -> _Work:
+    if any(optional(call, at) is not None or text(call, at) not in _UNSET for at in layout.elsewhere):
+        raise Unknown("keys in a cache, or a setting that is not modelled")
+    q, k, v = _apart(call, layout, q, k, v)
     if not len(q.shape) == len(k.shape) == len(v.shape) == 4:
         raise Unknown("not four-dimensional")
     heads, tokens = (1, 2) if layout.heads_first else (2, 1)
@@ -145,22 +135,24 @@ def _work(call: OpCall, layout: _Layout, q: Tensor, k: Tensor, v: Tensor) -> _Wo
         raise Unknown("sizes of q, k and v contradict each other")
     if q.shape[heads] % k.shape[heads]:
         raise Unknown("query heads are no multiple of key heads")
-    efficient = "efficient" in call.name
-    is_typed = (
-        "efficient_attention_forward" in call.name or call.name == "aten::_efficient_attention_backward"
-    )
-    causal = integer(call, layout.causal) > 0 if is_typed else flag(call, layout.causal)
+    left, right = _window(call, layout)
+    causal = _is_causal(call, layout)
+    right = 0 if causal else right
     queries, keys = q.shape[tokens], k.shape[tokens]
     rows = float(q.shape[0] * q.shape[heads])
     dims = q.shape[3], v.shape[3]
-    needed = causal_pairs(queries, keys, 1) if causal else float(queries) * keys
-    block, built_for = _block(call)
-    if block:
-        executed = block_pairs(queries, keys, block, causal)
-        padded = (max(dims[0], built_for), max(dims[1], built_for)) if built_for else dims
+    is_windowed = left >= 0 or right > 0
+    if is_windowed:
+        needed = seen_pairs(queries, keys, left, right, lower_right=True)
     else:
-        tile = _TILE_EFFICIENT if efficient else _TILE
-        executed, padded = causal_pairs(queries, keys, tile) if causal else needed, dims
+        needed = causal_pairs(queries, keys, 1) if causal else float(queries) * keys
+    block, built_for = _block(call)
+    tile = _TILE_EFFICIENT if "efficient" in call.name else _TILE
+    if block or (is_windowed and call.launches):
+        executed = block_pairs(queries, keys, block or (tile, tile), left, right)
+    else:
+        executed = causal_pairs(queries, keys, tile) if causal and not is_windowed else needed
+    padded = (max(dims[0], built_for), max(dims[1], built_for)) if built_for else dims
     return _Work(_Problem(rows * needed, *dims), _Problem(rows * max(executed, needed), *padded))
 
 
@@ -182,35 +174,35 @@ def _dense(arg: Tensor) -> float:
 
 def _rows(q: Tensor) -> float:
     """Rows of scores, one fp32 statistic each."""
-    return q.numel / q.shape[3]
+    return q.numel / q.shape[-1]
 
 
-@cost(*_FORWARD)
+@cost(*FORWARD)
 def forward(call: OpCall) -> Result:
     """Reads q, k, v and a bias, writes the output and its log-sum-exp; scores never leave the chip."""
-    layout = _FORWARD[call.name]
-    q, k, v = tensor(call, 0), tensor(call, 1), tensor(call, 2)
+    layout = FORWARD[call.name]
+    q, k, v = (tensor(call, index) for index in range(3))
     work = _work(call, layout, q, k, v)
     bias = optional(call, layout.bias) if layout.bias is not None else None
     read = footprint(q) + footprint(k) + footprint(v) + (footprint(bias) if bias else 0.0)
-    output = q.numel / q.shape[3] * v.shape[3] * itemsize(q.dtype)
+    output = _rows(q) * v.shape[-1] * itemsize(q.dtype)
     written = output + 4.0 * _rows(q)
     flops = work.executed.forward_flops
     padding = flops - work.needed.forward_flops
     main = Cost(flops, read, written, _pipe(call, q), flops_padding=padding)
-    return _with_roles(call, main, {"sum_partials": Cost(_rows(q) * v.shape[3], output, output)}, main)
+    return _with_roles(call, main, {"sum_partials": Cost(_rows(q) * v.shape[-1], output, output)}, main)
 
 
-@cost(*_BACKWARD)
+@cost(*BACKWARD)
 def backward(call: OpCall) -> Result:
     """A kernel for ``sum(o * do)``, the main one, and one that rounds dq from its fp32 accumulator.
 
     The main kernel reads q, k, v, do and two statistics a row, and reads and writes the accumulator of dq,
     which its blocks add to. AOTriton has two main kernels, of four and of three products.
     """
-    layout = _BACKWARD[call.name]
-    grad, q, k, v = (tensor(call, index) for index in range(4))
-    out = tensor(call, 5 if "efficient" in call.name else 4)
+    layout = BACKWARD[call.name]
+    grad, q, k, v = (tensor(call, layout.first + index) for index in range(4))
+    out = tensor(call, layout.out)
     work = _work(call, layout, q, k, v)
     bias = optional(call, layout.bias) if layout.bias is not None else None
     statistics, accumulator = 8.0 * _rows(q), 4.0 * q.numel

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from advisor.roofline.costs import roles
-from advisor.roofline.costs.args import Unknown, itemsize, vector_pipe
+from advisor.roofline.costs.args import Unknown, itemsize, tensors, vector_pipe
 from advisor.roofline.costs.conventions import ADD, DIV, EXP, FMA, LOG, MUL, POW, RSQRT, SIGMOID, SQRT, TANH
 from advisor.roofline.costs.model import Cost, Launch, OpCall, Tensor
 from advisor.roofline.costs.registry import Result, cost
@@ -218,3 +218,13 @@ def bare(call: OpCall) -> Result:
         Cost(flops * share, reads * share * width, writes * share * width, vector_pipe("fp32", flops))
         for share in shares
     )
+
+
+@cost("bitsandbytes::optimizer_update_8bit_blockwise", "bitsandbytes::optimizer_update_32bit")
+def bitsandbytes_update(call: OpCall) -> Cost:
+    """Name, gradient, parameter and one or two states of one size; all but the gradient written."""
+    moved = [arg for arg in tensors(call, 1, 2, 3, 4) if arg.shape]
+    if len(moved) < 3 or any(arg.numel != moved[0].numel for arg in moved):
+        raise Unknown("gradient, parameter and states contradict each other")
+    sizes = [arg.numel * itemsize(arg.dtype) for arg in moved]
+    return Cost(40.0 * moved[0].numel, sum(sizes), sum(sizes[1:]), "vector_fp32")

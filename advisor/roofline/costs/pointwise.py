@@ -163,36 +163,3 @@ def glu_backward(call: OpCall) -> Cost:
     grad, x = tensors(call, 0, 1)
     flops = (SIGMOID + 4 * MUL) * grad.numel
     return Cost(flops, footprint(grad) + footprint(x), x.numel * itemsize(x.dtype), vector_pipe(x.dtype))
-
-
-#: FLOPs an element of the gate's function in vLLM's and SGLang's ``*_and_mul`` operators.
-_GATED = {"silu": SILU, "gelu": GELU, "gelu_tanh": TANH + 6 * MUL, "fatrelu": 0, "mul_and_silu": SILU}
-
-
-@cost(*(f"{space}::{name}_and_mul" for space in ("_C", "sgl_kernel") for name in _GATED if "mul" not in name))
-@cost("_C::mul_and_silu")
-def gated(call: OpCall) -> Cost:
-    """``f(x1) * x2`` of the halves of the input's rows: (out, x)."""
-    out, x = tensors(call, 0, 1)
-    if x.numel != 2 * out.numel:
-        raise Unknown("the input is not twice the output")
-    name = call.name.rpartition("::")[2]
-    flops = float((_GATED[name.removesuffix("_and_mul") if name not in _GATED else name] + MUL) * out.numel)
-    return Cost(flops, footprint(x), out.numel * itemsize(out.dtype), vector_pipe(x.dtype, flops))
-
-
-@cost("LigerSiLUMulFunction", "LigerGELUMulFunction")
-def liger_gated(call: OpCall) -> Cost:
-    """Liger's ``silu(a) * b``, ``gelu(a) * b``: two tensors in, one out."""
-    return elementwise_binary(call, (SILU if "SiLU" in call.name else TANH + 6 * MUL) + MUL)
-
-
-@cost("_C::rotary_embedding")
-def rotary(call: OpCall) -> Cost:
-    """vLLM's rotation of queries and keys in place: two multiply-adds an element, a table's row a token."""
-    positions, query, table = tensors(call, 0, 1, 4)
-    keys = [arg for arg in tensors(call, 2) if arg.shape]
-    moved = sum(arg.numel * itemsize(arg.dtype) for arg in [query, *keys])
-    rows = min(positions.numel, table.shape[0]) * table.shape[-1] * itemsize(table.dtype)
-    flops = float(2 * FMA * sum(arg.numel for arg in [query, *keys]))
-    return Cost(flops, moved + rows + footprint(positions), moved, vector_pipe(query.dtype))

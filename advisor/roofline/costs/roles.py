@@ -79,6 +79,7 @@ _NVJET_PIPE = {
     "t": "tensor_bf16", "h": "tensor_fp16", "s": "tensor_tf32", "d": "tensor_fp64", "i": "tensor_int8",
     "q": "tensor_fp8", "o": "tensor_fp8", "r": "tensor_fp8",
 }  # fmt: skip
+_FP8 = re.compile(r"e4m3|e5m2", re.I)
 _NVJET = re.compile(r"nvjet_(?:sm\d+_)?([a-z]+)_")
 _NO_TENSOR_CORE = re.compile(
     r"simt|sgemm|_ffma|gemv|gemmsn|dot_kernel|conv_depthwise|scudnn|reduce_1block", re.I
@@ -138,6 +139,8 @@ def matrix_pipe(
     named = _NVJET.search(kernel)
     if named:
         return _NVJET_PIPE.get(named[1][0], "vector_fp32")
+    if _FP8.search(kernel):
+        return "tensor_fp8"
     if dtype == "fp64":
         return "tensor_fp64" if re.search(r"884|tensorop|dmma", kernel) else "vector_fp64"
     if dtype in ("fp32", "complex64"):

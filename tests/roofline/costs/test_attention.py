@@ -104,8 +104,8 @@ def test_packed_sequences_have_no_cost_because_their_lengths_are_not_recorded():
         ((8192, 16, 64), BF16),
         ((9,), "int"),
         ((9,), "int"),
-        "1024",
-        "1024",
+        "2048",
+        "2048",
         "0.",
         "True",
         "False",
@@ -119,12 +119,14 @@ def test_contradicting_sizes_have_no_cost(kv):
 
 
 def test_blocks_are_visited_whole_up_to_the_diagonal():
-    assert block_pairs(4, 4, (2, 1), causal=False) == 16
+    assert block_pairs(4, 4, (2, 1), -1, -1) == 16
     # Two rows of blocks: the first sees 2 columns, the second 4.
-    assert block_pairs(4, 4, (2, 1), causal=True) == 2 * 2 + 2 * 4
+    assert block_pairs(4, 4, (2, 1), -1, 0) == 2 * 2 + 2 * 4
     # The diagonal ends in the last column: the rows see 5 and 6 of 6 keys, in blocks of 4.
-    assert block_pairs(2, 6, (1, 4), causal=True) == 8 + 8
-    assert block_pairs(3, 5, (2, 4), causal=False) == 4 * 8
+    assert block_pairs(2, 6, (1, 4), -1, 0) == 8 + 8
+    assert block_pairs(3, 5, (2, 4), -1, -1) == 4 * 8
+    # A window of one key to the left: a row of blocks sees 2 and 3 columns.
+    assert block_pairs(4, 4, (2, 1), 1, 0) == 2 * 2 + 2 * 3
 
 
 def test_flash_attentions_name_tells_its_blocks():

@@ -2,7 +2,7 @@
 
 import pytest
 
-from advisor.roofline.costs import attention, convolution, op_cost
+from advisor.roofline.costs import attention_layouts, convolution, op_cost
 from tests.roofline.costs.calls import BF16, FP32, call
 
 torch = pytest.importorskip("torch")
@@ -15,14 +15,16 @@ def _arguments(name):
     return [argument.name for argument in operator.default._schema.arguments]
 
 
-@pytest.mark.parametrize("name", [*attention._FORWARD, *attention._BACKWARD])
+@pytest.mark.parametrize("name", [*attention_layouts.FORWARD, *attention_layouts.BACKWARD])
 def test_attention_reads_the_mask_flag_the_bias_and_the_lengths_where_they_are(name):
-    layout = (attention._FORWARD | attention._BACKWARD)[name]
+    layout = (attention_layouts.FORWARD | attention_layouts.BACKWARD)[name]
     arguments = _arguments(name)
     assert arguments[layout.causal] in ("is_causal", "custom_mask_type")
     assert layout.bias is None or arguments[layout.bias] in ("bias", "attn_bias", "attn_mask")
     assert layout.cumulative is None or arguments[layout.cumulative] in ("cum_seq_q", "cu_seqlens_q")
-    assert ("out" in arguments) == (name in attention._BACKWARD)
+    assert layout.longest is None or arguments[layout.longest] in ("max_q", "max_seqlen_q")
+    assert all(arguments[at].startswith("window_size") for at in layout.windows)
+    assert ("out" in arguments) == (name in attention_layouts.BACKWARD)
 
 
 @pytest.mark.parametrize("name", convolution._FORWARD)
