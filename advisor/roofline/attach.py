@@ -23,8 +23,6 @@ from advisor.trace.nesting import nearest
 #: with this share of its FLOPs; or of its bytes, where it computes nothing.
 _COMPOSITE_FLOPS = 0.5
 _COMPOSITE_BYTES = 0.75
-#: Formulas look at the nearest enclosing operators only.
-_MAX_ANCESTORS = 4
 #: Operators looked through, of all threads, for the one after a convolution on its own.
 _MAX_FOLLOWING = 64
 #: Formulas asked in turn, outwards, for one launch; and parameters of one optimizer. No program has more.
@@ -33,6 +31,11 @@ _MAX_PARAMETERS = 1_000_000
 #: Dims, types, strides and values of a call's arguments, still as JSON.
 _RawArguments: TypeAlias = "tuple[bytes, bytes, bytes, bytes]"
 _NO_ARGUMENTS = (b"", b"", b"", b"")
+#: FLOPs and bytes; and the costs of an operator's launches, none at all if none can be told, with their sum.
+_Amount: TypeAlias = "tuple[float, float]"
+_Found: TypeAlias = "tuple[tuple[Cost | None, ...], _Amount]"
+_NO_AMOUNT: _Amount = (0.0, 0.0)
+_NOTHING: _Found = ((), _NO_AMOUNT)
 #: Operators that return their argument as it is where there is nothing to convert.
 _MAY_COPY_NOTHING = frozenset(
     {"aten::to", "aten::type_as", "aten::contiguous", "aten::resolve_conj", "aten::lift_fresh"}
@@ -131,8 +134,8 @@ def attach_costs(timeline: Timeline, device: Device | None = None) -> LaunchCost
     while queue:
         op = -heapq.heappop(queue)
         own = sorted(pending.pop(op))
-        found = calls.costs(op, own) if own else ()
-        calls.pass_on(op, found)
+        found, amount = calls.costs(op, own) if own else _NOTHING
+        calls.pass_on(op, amount)
         if found:
             known = [(row, cost) for row, cost in zip(own, found, strict=True) if cost is not None]
             costed_rows += [row for row, _ in known]
@@ -183,7 +186,7 @@ def operator_call(timeline: Timeline, op: int) -> OpCall:
         op: index into ``timeline.trace.ops``.
 
     Returns:
-        The call without launches, ancestors or settings; without inputs where the trace has no shapes.
+        The call without launches or settings; without inputs where the trace has no shapes.
     """
     ops = timeline.trace.ops
     inputs, concrete = _parsed(_arguments(ops.args[op]))
@@ -237,23 +240,20 @@ class _Calls:
         self._parameters = _parameters(timeline)
         self._partners = Partners(ops, timeline.trace.names)
         self._settings = _settings(timeline, device)
-        self._cache: dict[Any, tuple[Cost | None, ...]] = {}
-        self._chains: dict[int, tuple[int, ...]] = {}
+        self._cache: dict[Any, _Found] = {}
         #: FLOPs and bytes of what is costed inside an operator.
-        self._inside: dict[int, tuple[float, float]] = {}
+        self._inside: dict[int, _Amount] = {}
 
-    def costs(self, op: int, rows: Sequence[int]) -> tuple[Cost | None, ...]:
-        """Cost of each of these launches of an operator; empty if none can be told, or it is a composite."""
+    def costs(self, op: int, rows: Sequence[int]) -> _Found:
+        """Costs of these launches of an operator; nothing if none can be told, or it is a composite."""
         work = () if self._whole_operators else tuple([self._launches[row] for row in rows])
         args = _arguments(self._args[op])
-        key = (
-            self._op_name[op], args, work, self._ancestors(op), self._following(op, args), self._partner(op)
-        )  # fmt: skip
+        key = (self._op_name[op], args, work, self._following(op, args), self._partner(op))
         found = self._cache.get(key)
         if found is None:
-            found = self._work_out(*key)
-            found = self._cache[key] = found if any(found) else ()
-        return () if op in self._inside and self._is_composite(op, found, rows) else found
+            each = self._work_out(*key)
+            found = self._cache[key] = (each, _amount(each)) if any(each) else _NOTHING
+        return _NOTHING if op in self._inside and self._is_composite(op, found[1], rows) else found
 
     def bare_costs(self, name: str, rows: Sequence[int]) -> tuple[Cost | None, ...]:
         """Cost of each of these launches, which no operator surrounds."""
@@ -263,13 +263,13 @@ class _Calls:
         )
         return costs.launch_costs(call)
 
-    def pass_on(self, op: int, found: Sequence[Cost | None]) -> None:
+    def pass_on(self, op: int, own: _Amount) -> None:
         """Tell the operator around this one how much of its work is costed here and inside."""
-        own, inside = _amount(found), self._inside.get(op)
-        above = self.known_around(op)
-        if above >= 0 and (inside or any(found)):
-            sums = (self._inside.get(above, (0.0, 0.0)), own, inside or (0.0, 0.0))
-            self._inside[above] = sum(flops for flops, _ in sums), sum(nbytes for _, nbytes in sums)
+        inside = self._inside.get(op, _NO_AMOUNT)
+        above = self._known_around[op]
+        if above >= 0 and (own is not _NO_AMOUNT or op in self._inside):
+            so_far = self._inside.get(above, _NO_AMOUNT)
+            self._inside[above] = so_far[0] + own[0] + inside[0], so_far[1] + own[1] + inside[1]
 
     def known_around(self, op: int) -> int:
         """The nearest operator around this one that has a formula, or -1."""
@@ -304,38 +304,21 @@ class _Calls:
         at = self._partners.partner(op, wanted) if wanted else -1
         return _arguments(self._args[at]) if at >= 0 else _NO_ARGUMENTS
 
-    def _is_composite(self, op: int, found: Sequence[Cost | None], rows: Sequence[int]) -> bool:
+    def _is_composite(self, op: int, amount: _Amount, rows: Sequence[int]) -> bool:
         if not self._whole_operators and all(self._op_of_row[row] == op for row in rows):
             # What it launched itself it did itself: squares, say, before a mean inside.
             return False
-        flops, nbytes = _amount(found)
+        flops, nbytes = amount
         inside_flops, inside_bytes = self._inside[op]
         if flops > 0:
             return inside_flops >= _COMPOSITE_FLOPS * flops
         return inside_bytes >= _COMPOSITE_BYTES * nbytes
-
-    def _ancestors(self, op: int) -> tuple[int, ...]:
-        """Names of the operators around one, innermost first."""
-        above = self._parent[op]
-        if above < 0:
-            return ()
-        # Neighbours share their surroundings.
-        chain = self._chains.get(above)
-        if chain is None:
-            outer: list[int] = []
-            at = above
-            while at >= 0 and len(outer) < _MAX_ANCESTORS:
-                outer.append(self._op_name[at])
-                at = self._parent[at]
-            chain = self._chains[above] = tuple(outer)
-        return chain
 
     def _work_out(
         self,
         name: int,
         args: _RawArguments,
         work: tuple[tuple[int, int, int], ...],
-        ancestors: tuple[int, ...],
         following: Tensor | None,
         partner: _RawArguments,
     ) -> tuple[Cost | None, ...]:
@@ -345,7 +328,6 @@ class _Calls:
             inputs=inputs,
             concrete=concrete,
             launches=self._launched(work),
-            ancestors=tuple(self._names[i] for i in ancestors),
             parameter_shapes=self._parameters,
             settings=self._settings,
             following=following,
@@ -354,7 +336,7 @@ class _Calls:
         return (costs.op_cost(call),) if self._whole_operators else costs.launch_costs(call)
 
 
-def _amount(found: Sequence[Cost | None]) -> tuple[float, float]:
+def _amount(found: Sequence[Cost | None]) -> _Amount:
     known = [cost for cost in found if cost is not None]
     return sum(cost.flops for cost in known), sum(cost.bytes for cost in known)
 

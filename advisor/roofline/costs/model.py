@@ -68,7 +68,6 @@ class OpCall:
         inputs: one entry per positional argument; empty where shapes were not recorded.
         concrete: the arguments' values as text (``"[1, 1]"``, ``"True"``, ``""``), or empty.
         launches: device launches of this call in time order.
-        ancestors: names of the enclosing operators, innermost first.
         parameter_shapes: shapes and dtypes of the model's parameters, for optimizers, whose tensor
             lists are recorded empty: from the capture's context block, or else the inputs of the
             trace's ``torch::autograd::AccumulateGrad`` ops (any whole number of steps of them).
@@ -85,7 +84,6 @@ class OpCall:
     inputs: tuple[Arg, ...] = ()
     concrete: tuple[str, ...] = ()
     launches: tuple[Launch, ...] = ()
-    ancestors: tuple[str, ...] = ()
     parameter_shapes: tuple[Tensor, ...] = ()
     settings: Mapping[str, object] = field(default_factory=dict, hash=False, compare=False)
     following: Tensor | None = None

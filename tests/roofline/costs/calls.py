@@ -45,7 +45,7 @@ def call(
             column.append(value)
     inputs, values = parse_inputs(dims, types, strides, concrete)
     launches = tuple(kernel if isinstance(kernel, Launch) else Launch(kernel) for kernel in kernels)
-    return OpCall(name, inputs, values, launches, (), tuple(parameters), settings or {})
+    return OpCall(name, inputs, values, launches, tuple(parameters), settings or {})
 
 
 def parameter(*shape: int, dtype: str = "fp32") -> Tensor:
