@@ -144,6 +144,48 @@ def product_of(call: OpCall) -> Product | None:
     return Product(a.shape[0] if len(a.shape) == 3 else 1, a.shape[-2], b.shape[-1], a.shape[-1], a, b)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Matrix:
+    """A launch that multiplies matrices.
+
+    Attributes:
+        row: position in ``Timeline.launches``.
+        unit: the call that it belongs to.
+        product: what its operator was asked for.
+        itemsize: bytes of an element.
+    """
+
+    row: int
+    unit: Unit
+    product: Product
+    itemsize: float
+
+    @property
+    def flops(self) -> float:
+        """Of all products of the batch."""
+        return 2.0 * self.product.batch * self.product.m * self.product.n * self.product.k
+
+    @property
+    def elements(self) -> float:
+        """Of both operands and the result."""
+        p = self.product
+        return float(p.batch * (p.m * p.k + p.k * p.n + p.m * p.n))
+
+    @property
+    def nbytes(self) -> float:
+        """Operands read and the result written, once."""
+        return self.itemsize * self.elements
+
+    @property
+    def row_lengths(self) -> list[int]:
+        """Elements from one row to the next in each operand and in the result."""
+        found = [self.product.n]
+        for operand in (self.product.a, self.product.b):
+            strides = operand.strides or (operand.shape[-1], 1)
+            found.append(max(strides[-2:]))
+        return found
+
+
 class Calls:
     """The units of a loop's steady steps.
 
@@ -186,6 +228,21 @@ class Calls:
     def of_row(self) -> dict[int, Unit]:
         """The unit of each row that has one."""
         return {row: unit for unit in self.units for row in unit.rows}
+
+    @cached_property
+    def matrices(self) -> list[Matrix]:
+        """All launches that multiply matrices and whose operator's sizes are recorded."""
+        names, rows = self._timeline.trace.names, self._timeline.launches
+        found = []
+        for unit in self.units:
+            for row in unit.rows:
+                product = (
+                    product_of(self._call(int(rows.op[row]))) if is_matrix(names[rows.name[row]]) else None
+                )
+                itemsize = product.a.itemsize if product is not None else None
+                if product is not None and itemsize is not None:
+                    found.append(Matrix(row, unit, product, itemsize))
+        return found
 
     def sequences(self) -> Iterator[list[Unit]]:
         """Units of one step on one thread, in program order, each in turn."""
@@ -253,9 +310,3 @@ def _arguments_of(raw: bytes) -> bytes:
 
 def _plain(name: str) -> str:
     return name[:-1] if name.endswith("_") and not name.endswith("__") else name
-
-
-def matrix_rows(loop: Loop, unit: Unit) -> list[int]:
-    """Rows of a unit, forward and backward, whose kernel multiplies matrices."""
-    names, name = loop.timeline.trace.names, loop.rows.name
-    return [row for row in unit.rows if is_matrix(names[name[row]])]

@@ -30,7 +30,7 @@ class _Speed:
 
 
 #: cuBLAS' aligned products: most of a GPT's and a Llama's lie within 15 % of the middle. TF32: 0.71 at 8192³.
-_MATMUL_16 = _Speed((0.62, 0.78, 0.87), (6_000, 4_000, 3_000))
+_MATMUL_16 = _Speed((0.62, 0.78, 0.95), (6_000, 4_000, 2_000))
 _MATMUL_TF32 = _Speed((0.45, 0.62, 0.74), (8_000, 5_000, 3_000))
 _CONVOLUTION = _Speed((0.30, 0.45, 0.65), (10_000, 6_000, 3_000))
 #: Rows of no whole 16 bytes: cuBLAS falls back to kernels of two generations ago, 94 to 147 of 989 TFLOP/s.
@@ -132,7 +132,7 @@ def attention_ns(
         share *= min(1.0, short) * (1.0 if width == 2 else 0.6)
         compute, memory = flops / peak * 1e9 / share, nbytes / bandwidth * 1e9 / 0.6
         likely = max(compute, memory) + 4_000
-        return Estimate(likely / _SLOWER_BACKEND, likely, likely * 0.85)
+        return Estimate(likely / _SLOWER_BACKEND, likely, likely * 0.75)
 
     forward = time(2.0 * entries * (dim + dim_v), moved, _ATTENTION[arch][row][causal])
     backward = time(2.0 * entries * (3 * dim + 2 * dim_v), 3 * moved, _ATTENTION_BACKWARD[arch][row][causal])

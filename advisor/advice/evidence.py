@@ -1,0 +1,80 @@
+"""Lines of evidence: what launches are, where in the model, and how long they take."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from advisor.advice.edits import Estimate, Fuse
+from advisor.advice.wording import count, duration, percent
+from advisor.roofline.costs import Tensor
+
+if TYPE_CHECKING:
+    from advisor.advice.loop import Loop
+
+_MAX_NAME = 64
+_INDEX = re.compile(r"\b\d+\b")
+
+
+def kernel_lines(loop: Loop, rows: Iterable[int], limit: int = 4) -> list[str]:
+    """The kernels that take most time, a line each: operator, kernel, count and time a step."""
+    names, ops = loop.timeline.trace.names, loop.timeline.trace.ops
+    time: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0.0, 0.0])
+    for row in rows:
+        if loop.counted[row]:
+            op = int(loop.rows.op[row])
+            key = (names[ops.name[op]] if op >= 0 else "", names[loop.rows.name[row]])
+            time[key][0] += 1 / loop.steps
+            time[key][1] += loop.rows.dur_ns[row] / loop.steps
+    worst = sorted(time.items(), key=lambda item: -item[1][1])[:limit]
+    return [
+        f"{op or 'no operator'}: {count(number, 'launch').replace('launchs', 'launches')} of "
+        f"{short_kernel(kernel)}, {duration(spent)} ({percent(loop.share(spent))})"
+        for (op, kernel), (number, spent) in worst
+    ]
+
+
+def module_line(loop: Loop, rows: Iterable[int]) -> list[str]:
+    """Where in the model, if the trace tells: paths without the numbers of layers."""
+    paths = Counter(
+        _INDEX.sub("*", path) for row in rows if (path := loop.module_of(row)) is not None and path
+    )
+    return [f"in {', '.join(path for path, _ in paths.most_common(3))}"] if paths else []
+
+
+def short_kernel(name: str) -> str:
+    """A kernel's name without return type, namespaces and template arguments."""
+    bare = re.sub(r"^void\s+", "", name).replace("(anonymous namespace)::", "")
+    head = bare.split("<")[0].split("(")[0].split("::")[-1] or bare
+    return head if len(head) <= _MAX_NAME else f"{head[: _MAX_NAME - 1]}…"
+
+
+def shape(tensor: Tensor) -> str:
+    """``[8192, 768] bf16``."""
+    return f"{list(tensor.shape)} {tensor.dtype}"
+
+
+def fused(groups: Sequence[Sequence[int]], times: Sequence[Estimate]) -> list[Fuse]:
+    """Each group of rows as one launch of its time; groups without rows are left out.
+
+    Args:
+        groups: rows of each.
+        times: one for each group, plain numbers.
+    """
+    kept = [(np.array(sorted(rows)), time) for rows, time in zip(groups, times, strict=True) if len(rows)]
+    if not kept:
+        return []
+    return [
+        Fuse(
+            [rows for rows, _ in kept],
+            Estimate(
+                np.array([float(time.pessimistic) for _, time in kept]),
+                np.array([float(time.likely) for _, time in kept]),
+                np.array([float(time.optimistic) for _, time in kept]),
+            ),
+        )
+    ]
