@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 
+from advisor.advice.change import Change
 from advisor.advice.edits import Edit
+from advisor.advice.graph import Graph, build_graph
+from advisor.advice.play import period_ns
+from advisor.advice.tape import tape_of
 from advisor.roofline.analysis import Analysis
 
 
@@ -17,6 +22,59 @@ class Replay:
 
     def __init__(self, analysis: Analysis) -> None:
         self._analysis = analysis
+        self._results: dict[str, float] = {}
+
+    @cached_property
+    def graph(self) -> Graph:
+        """The played steps."""
+        return build_graph(self._analysis)
+
+    @property
+    def observed_ns(self) -> float:
+        """Step time as captured."""
+        return self._analysis.profiled_step_ns or 0.0
+
+    @cached_property
+    def profiled_ns(self) -> float:
+        """Step time of the unedited replay at the speed of the capture."""
+        return self._play(Change(self.graph), 1.0)
+
+    @property
+    def fidelity(self) -> float:
+        """The unedited replay over the observed step time; 1 is perfect."""
+        return self.profiled_ns / self.observed_ns if self.observed_ns else float("nan")
+
+    @property
+    def baseline_ns(self) -> float:
+        """Step time that savings are told against: without the profiler where that is known."""
+        return self._analysis.baseline_ns or self.observed_ns
+
+    @property
+    def debiased(self) -> bool:
+        """Whether the un-profiled step time is known. If not, savings on the host's side are upper bounds."""
+        return self._analysis.baseline_ns is not None
+
+    @cached_property
+    def host_scale(self) -> float:
+        """Factor on host work that takes the profiler's cost out of it; 1 without a baseline."""
+        return self._scales[0]
+
+    @cached_property
+    def _scales(self) -> tuple[float, float]:
+        """Factor on host work, and then on the result so that the unedited step takes what it should."""
+        target, unedited = self.baseline_ns, Change(self.graph)
+        if not self.debiased or self.profiled_ns <= target:
+            return 1.0, target / self.profiled_ns if self.profiled_ns else 1.0
+        low, high = 0.2, 1.0
+        if self._play(unedited, low) >= target:
+            return low, target / self._play(unedited, low)
+        for _ in range(12):
+            middle = (low + high) / 2
+            if self._play(unedited, middle) > target:
+                high = middle
+            else:
+                low = middle
+        return high, target / self._play(unedited, high)
 
     def step_ns(self, edits: Sequence[Edit] = (), case: str = "likely") -> float:
         """Step time, in ns, with these edits; in case of conflict the edit that removes more wins.
@@ -25,4 +83,10 @@ class Replay:
             edits: in any order.
             case: ``"pessimistic"``, ``"likely"`` or ``"optimistic"``, for estimates.
         """
-        raise NotImplementedError
+        if not edits:
+            return self.baseline_ns
+        host_scale, result_scale = self._scales
+        return self._play(Change(self.graph, edits, case), host_scale) * result_scale
+
+    def _play(self, change: Change, host_scale: float) -> float:
+        return period_ns(tape_of(change, host_scale)) / len(self.graph.windows)

@@ -1,0 +1,281 @@
+"""What edits do to a graph: launches and host work go or take another time, waits are dropped."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import singledispatchmethod
+
+import numpy as np
+
+from advisor.advice import edits
+from advisor.advice.edits import Edit
+from advisor.advice.graph import FETCH, LAUNCH, Graph
+from advisor.trace.intervals import merged
+from advisor.trace.nesting import nearest
+
+
+class Change:
+    """A graph's figures with some edits in them. Rows, ops and calls are those of the trace.
+
+    Where edits meet on a launch, `Remove` beats `Fuse`, which beats `Retime`, of which the shortest holds;
+    of two groups to fuse that share a launch the one that saves more holds. Host work that several edits
+    take away goes once.
+
+    Args:
+        graph: of the steps.
+        made: edits in any order.
+        case: which figure of each estimate.
+
+    Attributes:
+        dur_ns, gap_ns, latency_ns: float (launches,), as in `Streams`.
+        stream: int64 (launches,).
+        alive: bool (launches,).
+        host: float (pieces,), share of each piece of host work that stays.
+        waits: bool (items,), items other than launches that stay.
+        order, position: of the items, as in `Items`.
+        extra_host_ns: float (items,), host work right before an item that was not there.
+        inserted: (item that it comes after, stream, duration in ns, host time in ns) of new launches.
+        stream_count: how many streams there are.
+        loader_ns: time between the workers' batches.
+    """
+
+    def __init__(self, graph: Graph, made: Sequence[Edit] = (), case: str = "likely") -> None:
+        rows, self.graph, self.case = graph.analysis.timeline.launches, graph, case
+        self.dur_ns = rows.dur_ns.astype(float)
+        self.gap_ns, self.latency_ns = graph.streams.gap_ns.copy(), graph.streams.latency_ns.copy()
+        self.stream = graph.streams.stream
+        self.alive = np.ones(len(rows), bool)
+        self.host = np.ones(len(graph.host))
+        self.waits = np.ones(len(graph.items.kind), bool)
+        self.inserted: list[tuple[int, int, float, float]] = []
+        self.extra_host_ns = np.zeros(len(graph.items.kind))
+        self.order, self.position = graph.items.order.copy(), graph.items.position.copy()
+        self.stream_count = graph.streams.count
+        self.loader_ns = graph.loader.period_ns
+        self._without_host = np.zeros(len(rows), bool)
+        self._fused = np.zeros(len(rows), bool)
+        for kind in _ORDER:
+            chosen = [edit for edit in made if isinstance(edit, kind)]
+            for edit in self._fuses(chosen) if kind is edits.Fuse else chosen:
+                self._apply(edit)
+        if self._without_host.any():
+            self._drop_host(self._without_host)
+
+    def _of(self, estimate: edits.Estimate, n: int) -> np.ndarray:
+        return np.broadcast_to(np.asarray(estimate.of(self.case), float), n)
+
+    @singledispatchmethod
+    def _apply(self, edit: object) -> None:
+        raise TypeError(f"no replay of {type(edit).__name__}")
+
+    @_apply.register
+    def _(self, edit: edits.Retime) -> None:
+        rows = _rows(edit.rows)
+        np.minimum.at(self.dur_ns, rows, self._of(edit.dur_ns, len(rows)))
+
+    @_apply.register
+    def _(self, edit: edits.Remove) -> None:
+        rows = _rows(edit.rows)
+        self.alive[rows] = False
+        if edit.with_host:
+            self._without_host[rows] = True
+
+    @_apply.register
+    def _(self, edit: edits.Fuse) -> None:
+        order = self.graph.streams.order
+        place = np.empty(len(order), np.int64)
+        place[order] = np.arange(len(order))
+        for group, dur_ns in self._groups(edit):
+            if self._fused[group].any():
+                continue
+            self._fused[group] = True
+            # What another edit removes is not there to be fused.
+            left = group[self.alive[group]]
+            if not len(left):
+                continue
+            last = left[place[left].argmax()]
+            others = left[left != last]
+            self.alive[others] = False
+            self.dur_ns[last] = dur_ns
+            if edit.with_host:
+                self._without_host[others] = True
+
+    def _groups(self, edit: edits.Fuse) -> list[tuple[np.ndarray, float]]:
+        durations = self._of(edit.dur_ns, len(edit.groups)).tolist()
+        return [(_rows(group), dur) for group, dur in zip(edit.groups, durations, strict=True) if len(group)]
+
+    def _fuses(self, made: Sequence[Edit]) -> list[edits.Fuse]:
+        """Each group as an edit of its own, the one that saves most device time first."""
+        dur_ns = self.graph.analysis.timeline.launches.dur_ns
+        single = [
+            (dur_ns[group].sum() - dur, edits.Fuse([group], edits.Estimate.exactly(dur), one.with_host))
+            for one in made
+            if isinstance(one, edits.Fuse)
+            for group, dur in self._groups(one)
+        ]
+        return [edit for _, edit in sorted(single, key=lambda pair: -pair[0])]
+
+    @_apply.register
+    def _(self, edit: edits.Insert) -> None:
+        rows = _rows(edit.after)
+        item = self._item_of_row()[rows]
+        durations = self._of(edit.dur_ns, len(rows))
+        for at, row, dur in zip(item.tolist(), rows.tolist(), durations.tolist(), strict=True):
+            if at >= 0:
+                self.inserted.append((at, int(self.stream[row]), dur, edit.host_ns))
+
+    @_apply.register
+    def _(self, edit: edits.DropSync) -> None:
+        items = self.graph.items
+        self.waits &= (items.kind == LAUNCH) | ~np.isin(items.call, _rows(edit.calls))
+
+    @_apply.register
+    def _(self, edit: edits.HostTime) -> None:
+        ops = self.graph.analysis.timeline.trace.ops
+        chosen = _rows(edit.ops)
+        factor = self._of(edit.factor, len(chosen))
+        wanted = np.zeros(len(ops), bool)
+        wanted[chosen] = True
+        parent = self.graph.analysis.timeline.op_parent
+        outermost = nearest(parent[chosen], parent, wanted) < 0
+        piece_factor = np.ones(len(self.host))
+        for op, share in zip(chosen[outermost].tolist(), factor[outermost].tolist(), strict=True):
+            first, last = self.graph.host.position(np.array([ops.ts_ns[op], ops.end_ns[op]])).tolist()
+            piece_factor[first:last] = share
+        self.host = np.minimum(self.host, piece_factor) * np.maximum(piece_factor, 1.0)
+
+    @_apply.register
+    def _(self, edit: edits.HostRemove) -> None:
+        host = self.graph.host
+        track = np.broadcast_to(edit.track, len(edit.start_ns))
+        for lane in np.unique(track).tolist():
+            own = track == lane
+            covered = host.covered(*merged(edit.start_ns[own], edit.end_ns[own]))
+            here = (host.track == lane) | (host.track < 0)
+            self.host = np.minimum(self.host, np.where(here, 1.0 - covered, 1.0))
+
+    @_apply.register
+    def _(self, edit: edits.Overlap) -> None:
+        graph, rows = self.graph, _rows(edit.rows)
+        if self.stream is graph.streams.stream:
+            self.stream, self.stream_count = self.stream.copy(), graph.streams.count + 1
+        self.stream[rows] = graph.streams.count
+        np.minimum.at(self.dur_ns, rows, self._of(edit.dur_ns, len(rows)))
+        self.gap_ns[rows], self.latency_ns[rows] = (
+            graph.streams.typical_gap_ns,
+            graph.streams.typical_latency_ns,
+        )
+        # A blocking copy waits in its own call, or in a synchronisation that the same operator makes.
+        op = graph.analysis.timeline.launches.op[rows]
+        call, items = graph.call_of[rows], graph.items
+        same_op = np.isin(graph.host.call_op[items.call], op[op >= 0])
+        waited = (items.call >= 0) & (np.isin(items.call, call[call >= 0]) | same_op)
+        self.waits &= (items.kind == LAUNCH) | ~waited
+
+    @_apply.register
+    def _(self, edit: edits.Input) -> None:
+        loader, items = self.graph.loader, self.graph.items
+        if not len(loader.start_ns):
+            return
+        host = self.graph.host
+        self.host = np.minimum(self.host, 1.0 - host.covered(*merged(loader.start_ns, loader.end_ns)))
+        self.extra_host_ns[items.kind == FETCH] = float(np.mean(edit.host_ns.of(self.case)))
+        self.loader_ns = float(np.mean(edit.period_ns.of(self.case)))
+
+    @_apply.register
+    def _(self, edit: edits.LaunchAsGraph) -> None:
+        graph, items, rows = self.graph, self.graph.items, _rows(edit.rows)
+        host_ns = float(np.mean(edit.host_ns.of(self.case)))
+        captured = np.zeros(len(self.alive), bool)
+        captured[rows] = True
+        captured &= graph.played & self.alive
+        at = np.flatnonzero((items.kind == LAUNCH) & captured[np.maximum(items.row, 0)])
+        window = graph.windows.at(graph.analysis.timeline.launches.launch_ts_ns[items.row[at]])
+        goes = self._outside_of(graph.played & self.alive & ~captured)
+        for number in np.unique(window).tolist():
+            own = at[window == number]
+            first, last = int(self.position[own[0]]), int(self.position[own[-1]])
+            stretch = slice(first, last)
+            self.host[stretch] = np.where(goes[stretch], 0.0, self.host[stretch])
+            self.order[own] = self.order[own[0]] + np.arange(len(own)) / (2.0 * len(own))
+            self.position[own] = first
+            self.extra_host_ns[own[0]] += host_ns
+        self.gap_ns[captured] = np.minimum(self.gap_ns[captured], edit.gap_ns)
+        self.latency_ns[captured] = graph.streams.typical_latency_ns
+        self._drop_host(captured)
+
+    def _outside_of(self, kept: np.ndarray) -> np.ndarray:
+        """bool (pieces,): host work that has no part in these launches, nor in fetching batches."""
+        graph = self.graph
+        timeline, host = graph.analysis.timeline, graph.host
+        op = timeline.launches.op[kept]
+        needed = _subtree(np.bincount(op[op >= 0], minlength=len(timeline.op_parent)), timeline.op_parent) > 0
+        calls = np.zeros(len(timeline.trace.runtime), bool)
+        calls[graph.call_of[kept]] = True
+        stays = host.covered(*merged(graph.loader.start_ns, graph.loader.end_ns)) > 0
+        inside, in_call = host.op >= 0, host.call >= 0
+        stays[inside] |= needed[host.op[inside]]
+        stays[in_call] |= calls[host.call[in_call]]
+        return ~stays
+
+    def _item_of_row(self) -> np.ndarray:
+        items = self.graph.items
+        found = np.full(len(self.alive), -1, np.int64)
+        at = np.flatnonzero(items.kind == LAUNCH)
+        found[items.row[at]] = at
+        return found
+
+    def _drop_host(self, gone: np.ndarray) -> None:
+        """Take away the host's part of launches: their calls, and operators that then launch nothing."""
+        graph = self.graph
+        timeline, host, call_of = graph.analysis.timeline, graph.host, graph.call_of
+        calls = len(timeline.trace.runtime)
+        linked = call_of >= 0
+        all_of_call = np.bincount(call_of[linked], minlength=calls)
+        gone_of_call = np.bincount(call_of[linked & gone], minlength=calls)
+        call_dead = (gone_of_call > 0) & (gone_of_call == all_of_call)
+
+        op, parent = timeline.launches.op, timeline.op_parent
+        in_op = op >= 0
+        ops = len(parent)
+        total = _subtree(np.bincount(op[in_op], minlength=ops), parent)
+        lost = _subtree(np.bincount(op[in_op & gone], minlength=ops), parent)
+        empty = (lost > 0) & (lost == total)
+        op_dead = nearest(np.arange(ops), parent, empty) >= 0
+
+        dead = np.zeros(len(host), bool)
+        in_call, inside = host.call >= 0, host.op >= 0
+        dead[in_call] |= call_dead[host.call[in_call]]
+        dead[inside] |= op_dead[host.op[inside]]
+        self.host[dead] = 0.0
+        before = host.next_op >= 0
+        before[before] = op_dead[host.next_op[before]]
+        self.host[before] = np.minimum(self.host[before], 1.0 - host.next_share[before])
+
+        items = graph.items
+        called = (items.kind != LAUNCH) & (items.call >= 0)
+        call = items.call[called]
+        around = host.call_op[call]
+        in_dead = op_dead[np.maximum(around, 0)] & (around >= 0) if ops else np.zeros(len(call), bool)
+        self.waits[called] &= ~(call_dead[call] | in_dead)
+
+
+def _rows(rows: np.ndarray) -> np.ndarray:
+    rows = np.asarray(rows)
+    return np.flatnonzero(rows) if rows.dtype == bool else rows.astype(np.int64)
+
+
+def _subtree(count: np.ndarray, parent: np.ndarray) -> np.ndarray:
+    """Sums over each operator and all inside it; an operator comes after the one around it."""
+    total = count.tolist()
+    for i, above in zip(range(len(total) - 1, -1, -1), parent[::-1].tolist(), strict=True):
+        if above >= 0 and total[i]:
+            total[above] += total[i]
+    return np.array(total, np.int64)
+
+
+#: Later ones see what earlier ones left.
+_ORDER = (
+    edits.Retime, edits.Remove, edits.Fuse, edits.Overlap, edits.DropSync, edits.HostTime, edits.HostRemove,
+    edits.Input, edits.LaunchAsGraph, edits.Insert,
+)  # fmt: skip

@@ -1,0 +1,159 @@
+"""Calls in which the host waits for the device, and for how much of the device's work."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+
+from advisor.trace.events import Trace
+from advisor.trace.link import Launches
+from advisor.trace.names import coded
+
+#: By what they do, whatever the runtime: cudaStreamSynchronize, hipDeviceSynchronize, cuCtxSynchronize, ...
+_SYNCHRONISE = re.compile(r"synchronize", re.I)
+_OF_DEVICE = re.compile(r"(?:Device|Ctx|Context|Thread)Synchronize", re.I)
+_OF_STREAM = re.compile(r"Stream\w*Synchronize", re.I)
+_COPY = re.compile(r"memcpy|memset", re.I)
+#: Freeing memory waits for the device where the driver must unmap it.
+_FREE = re.compile(r"^(?:cuda|hip|cu|mu|xpu)?(?:Mem)?Free(?:Host)?(?:_v\d)?$", re.I)
+_DEVICE, _STREAM, _EVENT, _OWN_COPY, _MAYBE_DEVICE = 1, 2, 3, 4, 5
+#: A call that ends this shortly before what it waits for ended is an error of the clocks.
+_TOLERANCE_NS = 3_000
+#: Own cost of a waiting call, where no call of its name shows it.
+_PLAIN_NS = 6_000
+#: A call shorter than this, or that ends long after what it may have waited for, did not wait.
+_RETURN_NS = 100_000
+
+ALL_STREAMS = -1
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HostWaits:
+    """Calls that wait, or would wait if the device were slower.
+
+    Attributes:
+        call: int64 (n,), in ``Trace.runtime``.
+        until: int64 (n,), the launch whose end is waited for, where it is a single one (an event, a copy);
+            else -1.
+        stream: int64 (n,), the stream all of whose work is waited for, or `ALL_STREAMS`; of `until` if set.
+        own_ns: float (n,), what the call costs the host without any waiting.
+        lag_ns: float (n,), from the end of the device's work to the call's.
+    """
+
+    call: np.ndarray
+    until: np.ndarray
+    stream: np.ndarray
+    own_ns: np.ndarray
+    lag_ns: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.call)
+
+
+def _kind(name: str) -> int:
+    if _SYNCHRONISE.search(name):
+        return _DEVICE if _OF_DEVICE.search(name) else _STREAM if _OF_STREAM.search(name) else _EVENT
+    if _COPY.search(name):
+        return _OWN_COPY
+    return _MAYBE_DEVICE if _FREE.match(name) else 0
+
+
+def host_waits(
+    trace: Trace, rows: Launches, call_of: np.ndarray, stream: np.ndarray, calls: np.ndarray
+) -> HostWaits:
+    """Find the waiting calls among those of the played steps.
+
+    Args:
+        trace: the trace.
+        rows: its launches.
+        call_of: int64 (launches,), the runtime call of each, or -1.
+        stream: int64 (launches,), numbered streams.
+        calls: int64, positions in ``Trace.runtime`` to look at.
+    """
+    table = trace.runtime
+    kinds = coded(trace.names, table.name[calls], _kind, np.int8)
+    look = _Look(trace, rows, call_of, stream)
+    found = [one for call, kind in zip(calls[kinds > 0].tolist(), kinds[kinds > 0].tolist(), strict=True)
+             if (one := look.at(call, kind))]  # fmt: skip
+    columns = list(zip(*found, strict=True)) if found else [()] * 5
+    call, until, lane = (np.array(column, np.int64) for column in columns[:3])
+    awaited_ns = np.array(columns[3], np.int64)
+    name = table.name[call] if len(call) else call
+    waited = awaited_ns > table.ts_ns[call] + _PLAIN_NS
+    own = table.dur_ns[call].astype(float)
+    for one in np.unique(name).tolist():
+        same = name == one
+        plain = own[same & ~waited]
+        usual = float(np.median(plain)) if len(plain) else _PLAIN_NS
+        own[same & waited] = np.minimum(own[same & waited], min(usual, _PLAIN_NS))
+    lag = np.maximum(table.end_ns[call] - awaited_ns, 0).astype(float)
+    lag[~waited] = np.minimum(lag[~waited], _PLAIN_NS)
+    return HostWaits(call, until, lane, own, lag)
+
+
+class _Look:
+    """What one call waits for."""
+
+    def __init__(self, trace: Trace, rows: Launches, call_of: np.ndarray, stream: np.ndarray) -> None:
+        self._calls, self._rows, self._stream = trace.runtime, rows, stream
+        order = np.lexsort((rows.ts_ns, rows.launch_ts_ns))
+        self._order, self._launched, self._end = order, rows.launch_ts_ns[order], rows.end_ns[order]
+        self._lane, self._track = stream[order], rows.track[order]
+        self._lanes = np.unique(stream).tolist()
+        self._row_of = dict(zip(call_of[::-1].tolist(), range(len(call_of) - 1, -1, -1), strict=True))
+        self._by_lane = {lane: np.flatnonzero(self._lane == lane) for lane in self._lanes}
+        self._lane_end = {lane: np.maximum.accumulate(self._end[at]) for lane, at in self._by_lane.items()}
+
+    def _last(self, lane: int, before: int) -> tuple[int, int]:
+        """Last launch on a stream handed over before a time, and when the stream was through; (-1, -1)."""
+        at = self._by_lane[lane]
+        count = int(np.searchsorted(self._launched[at], before, side="left"))
+        return (int(self._order[at[count - 1]]), int(self._lane_end[lane][count - 1])) if count else (-1, -1)
+
+    def at(self, call: int, kind: int) -> tuple[int, int, int, int] | None:
+        """(call, until, stream, end of the awaited work in ns), or None for a call that waits for nothing."""
+        start, end = int(self._calls.ts_ns[call]), int(self._calls.end_ns[call])
+        late = end + _TOLERANCE_NS
+        if kind == _OWN_COPY:
+            row = self._row_of.get(call, -1)
+            if row < 0 or self._rows.end_ns[row] > late:
+                return None
+            return call, row, int(self._stream[row]), int(self._rows.end_ns[row])
+        if kind == _EVENT:
+            return self._event(call, start, late)
+        ends = {lane: self._last(lane, start) for lane in self._lanes}
+        ends = {lane: last for lane, last in ends.items() if last[0] >= 0}
+        if not ends:
+            return None
+        through = max(last[1] for last in ends.values())
+        if kind in (_DEVICE, _MAYBE_DEVICE):
+            if through > late or (kind == _MAYBE_DEVICE and end - through > _RETURN_NS):
+                return None
+            return call, -1, ALL_STREAMS, int(through)
+        # Of the streams that were through in time, the one that was last explains the waiting best.
+        able = {lane: last for lane, last in ends.items() if last[1] <= late}
+        if not able:
+            return None
+        lane = self._own_lane(call, start, able)
+        slowest = max(able, key=lambda lane: able[lane][1])
+        if able[slowest][1] > start + _PLAIN_NS:
+            lane = slowest
+        return call, -1, lane, able[lane][1]
+
+    def _event(self, call: int, start: int, late: int) -> tuple[int, int, int, int] | None:
+        """What ended last before the call did; None if it did before the call: nothing tells which event."""
+        before = int(np.searchsorted(self._launched, start, side="left"))
+        ends = self._end[:before]
+        able = np.flatnonzero((ends <= late) & (ends > start + _PLAIN_NS))
+        if not len(able):
+            return None
+        place = int(able[ends[able].argmax()])
+        return call, int(self._order[place]), int(self._lane[place]), int(ends[place])
+
+    def _own_lane(self, call: int, start: int, able: dict[int, tuple[int, int]]) -> int:
+        """The stream of the thread's latest launch, among these streams."""
+        mine = np.flatnonzero((self._track == self._calls.track[call]) & (self._launched < start))
+        last = int(self._lane[mine[-1]]) if len(mine) else -1
+        return last if last in able else max(able, key=lambda lane: able[lane][1])

@@ -1,0 +1,104 @@
+"""One round of steps as plain lists, ready to play."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from advisor.advice.change import Change
+from advisor.advice.graph import LAUNCH
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Tape:
+    """One round of steps, ready to play. Columns are lists with one entry an item, in the host's order.
+
+    Attributes:
+        kind: see `advisor.advice.graph`.
+        at_ns: host work before the item.
+        stream: number of the stream, or -1.
+        delay_ns: of a LAUNCH its latency; of a SYNC the time from the end of what it waits for.
+        gap_ns: of a LAUNCH, after the work before it on its stream.
+        dur_ns: of a LAUNCH, on the device.
+        slot: of RECORD, WAIT and SYNC_SLOT.
+        host_ns: host work of the round.
+        stream_count, slot_count: how many there are.
+        depth: launches in flight at which a launch waits.
+        loader_ns: time between batches of the loader's workers; 0 where they keep up.
+    """
+
+    kind: list[int]
+    at_ns: list[float]
+    stream: list[int]
+    delay_ns: list[float]
+    gap_ns: list[float]
+    dur_ns: list[float]
+    slot: list[int]
+    host_ns: float
+    stream_count: int
+    slot_count: int
+    depth: int
+    loader_ns: float
+
+
+def tape_of(change: Change, host_scale: float) -> Tape:
+    """A changed graph as a tape.
+
+    Args:
+        change: of the graph.
+        host_scale: factor on host work.
+    """
+    graph, items = change.graph, change.graph.items
+    work = np.concatenate([[0.0], np.cumsum(graph.work_ns * change.host)]) * host_scale
+    launch, row = items.kind == LAUNCH, items.row
+    kept = change.waits.copy()
+    kept[launch] = change.alive[row[launch]]
+
+    def of_launch(values: np.ndarray, otherwise: np.ndarray | float) -> np.ndarray:
+        found = np.broadcast_to(np.asarray(otherwise, values.dtype), len(row)).copy()
+        found[launch] = values[row[launch]]
+        return found
+
+    columns = [
+        items.kind,
+        work[change.position],
+        of_launch(change.stream, items.stream),
+        of_launch(change.latency_ns, items.lag_ns),
+        of_launch(change.gap_ns, 0.0),
+        of_launch(change.dur_ns, 0.0),
+        items.slot,
+    ]
+    order, extra = change.order, change.extra_host_ns
+    if change.inserted:
+        at, stream, dur, host = (np.array(column) for column in zip(*change.inserted, strict=True))
+        new = len(at)
+        latency, gap = graph.streams.typical_latency_ns, graph.streams.typical_gap_ns
+        more = [LAUNCH, columns[1][at], stream, latency, gap, dur, -1]
+        columns = [
+            np.concatenate([column, np.broadcast_to(values, new)])
+            for column, values in zip(columns, more, strict=True)
+        ]
+        order = np.concatenate([order, order[at] + 0.6])
+        extra = np.concatenate([extra, host])
+        kept = np.concatenate([kept, np.ones(new, bool)])
+    place = np.argsort(order, kind="stable")
+    place = place[kept[place]]
+    columns[1] = columns[1].astype(float)
+    lists = [column[place] for column in columns]
+    lists[1] = lists[1] + np.cumsum(extra[place])
+    kind, at, stream, delay, gap, dur, slot = (column.tolist() for column in lists)
+    return Tape(
+        kind=kind,
+        at_ns=at,
+        stream=stream,
+        delay_ns=delay,
+        gap_ns=gap,
+        dur_ns=dur,
+        slot=slot,
+        host_ns=float(work[-1] + extra[place].sum()),
+        stream_count=change.stream_count,
+        slot_count=graph.slots,
+        depth=graph.depth,
+        loader_ns=change.loader_ns,
+    )
