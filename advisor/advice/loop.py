@@ -9,14 +9,18 @@ from typing import Any
 
 import numpy as np
 
+from advisor.advice.calls import Calls
+from advisor.advice.host_calls import HostSide
+from advisor.advice.patterns import Patterns, find_patterns
 from advisor.advice.replay import Replay
 from advisor.advice.rule import NotApplicable
 from advisor.roofline import costs
 from advisor.roofline.analysis import Analysis
 from advisor.roofline.attach import operator_call
 from advisor.roofline.bound import FLAGS
-from advisor.roofline.costs import OpCall
+from advisor.roofline.costs import OpCall, Tensor
 from advisor.roofline.devices import Device
+from advisor.trace.events import KERNEL
 from advisor.trace.link import Launches, Timeline
 from advisor.trace.names import coded, named
 from advisor.trace.nesting import nearest
@@ -71,6 +75,71 @@ class Loop:
         return self.replay.step_ns()
 
     @cached_property
+    def host(self) -> HostSide:
+        """The host's side: runtime calls, batch fetches, Python frames."""
+        return HostSide(self.timeline)
+
+    @property
+    def real_time(self) -> float:
+        """Factor from host time as profiled to host time as it really is; at most 1.
+
+        The profiler slows the host alone, so it is only known where the un-profiled step time is.
+        """
+        baseline, profiled = self.analysis.baseline_ns, self.analysis.profiled_step_ns
+        return min(1.0, baseline / profiled) if baseline and profiled else 1.0
+
+    @property
+    def busy_share(self) -> float:
+        """Share of the step in which the device works; above 1 where the two do not fit together."""
+        return self.share(sum(self.analysis.busy_ns_per_step.values()))
+
+    def setting(self, *path: str | int) -> Any:
+        """An entry of the context block by its keys and positions; None where there is none."""
+        found: Any = self.context
+        for key in path:
+            if isinstance(key, int):
+                found = found[key] if isinstance(found, list) and len(found) > key else None
+            else:
+                found = found.get(key) if isinstance(found, Mapping) else None
+        return found
+
+    @cached_property
+    def first_kernel_ns(self) -> np.ndarray:
+        """int64 (steps,): host time of the first launch of each step that is no copy and no memset."""
+        first = np.full(max(len(self.timeline.steps), 1), np.iinfo(np.int64).max)
+        kernels = (self.rows.step >= 0) & (self.rows.kind == KERNEL)
+        np.minimum.at(first, self.rows.step[kernels], self.rows.launch_ts_ns[kernels])
+        return first
+
+    @cached_property
+    def trained(self) -> list[Tensor]:
+        """Parameters that the optimizers step; empty where neither the capture nor autograd tells them."""
+        listed = self.setting("parameters")
+        if isinstance(listed, list) and listed:
+            return [
+                Tensor(tuple(entry["shape"]), entry["dtype"])
+                for entry in listed
+                for _ in range(entry.get("count", 1))
+            ]
+        ops = self.timeline.trace.ops
+        accumulating = self.ops_named(r"^(?:struct )?torch::autograd::AccumulateGrad$")
+        steady = accumulating & self.host.in_steady_step(ops.ts_ns)
+        step = self.timeline.steps.at(ops.ts_ns)
+        one = np.flatnonzero(steady & (step == step[steady].max(initial=-1)))
+        inputs = [self.call(op).inputs for op in one.tolist()]
+        return [given[0] for given in inputs if given and isinstance(given[0], Tensor)]
+
+    @cached_property
+    def calls(self) -> Calls:
+        """The model's operator calls, each with what it launched forward and backward."""
+        return Calls(self)
+
+    @cached_property
+    def patterns(self) -> Patterns:
+        """Groups of calls that one kernel could do; no call is in two of them."""
+        return find_patterns(self)
+
+    @cached_property
     def family(self) -> np.ndarray:
         """str (launches,): kind of work of each launch, as in the report."""
         names, ops = self.timeline.trace.names, self.timeline.trace.ops
@@ -116,6 +185,10 @@ class Loop:
         """Module path of a launch."""
         module = int(self.rows.module[row])
         return self.timeline.modules[module] if module >= 0 else None
+
+    def phase_of(self, row: int) -> str:
+        """Phase of a launch."""
+        return PHASES[int(self.rows.phase[row])]
 
     def by_name(self, code: Callable[[str], object], dtype: type = np.int8) -> np.ndarray:
         """A value of each launch's kernel name."""

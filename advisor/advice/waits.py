@@ -1,0 +1,131 @@
+"""Where the host waits for the device, and what in the user's code asks it to."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from advisor.trace.nesting import Nesting
+
+if TYPE_CHECKING:
+    from advisor.advice.loop import Loop
+
+_WAITS = (
+    r"^(cuda|hip|cu|acl|musa)\w*(Stream|Device|Event|Ctx)_?Synchronize|^hipMemcpyWithStream$|^cudaMemcpy$"
+)
+_TO_DEVICE = re.compile(r"(?i)htod|host_?to_?device|(pageable|pinned|host) -> (device|array)")
+_TO_PAGEABLE = re.compile(r"(?i)(device|array) -> pageable")
+#: Ranges in which the framework itself waits, for its own timing or its communication.
+_FRAMEWORK = r"^DistributedDataParallel\.|^nccl:|^advisor::"
+#: The first that any operator around the call matches; operators innermost first.
+_CAUSES = (
+    (r"^aten::is_nonzero$", "a tensor used as a condition"),
+    (r"^aten::(nonzero|argwhere)", "nonzero or a boolean index"),
+    (r"^aten::(masked_select|index|index_put_|_index_put_impl_)$", "a boolean index"),
+    (r"^aten::_?unique|^aten::repeat_interleave|^aten::bincount", "a result of unknown size"),
+    (r"^aten::(item|_local_scalar_dense)$", ".item()"),
+    (r"^aten::(equal|allclose|is_same_size)$", "a comparison that Python reads"),
+    (r"^aten::(to|_to_copy|copy_)$", ".cpu() or print of a tensor"),
+)
+_BARE = (
+    ("Device", "torch.cuda.synchronize()"),
+    ("Event", "event.synchronize()"),
+    ("Stream", "stream.synchronize()"),
+)
+_UNSCALE, _UPDATE = r"_amp_(foreach_)?non_finite_check_and_unscale_$", r"^aten::_amp_update_scale_$"
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """One wait of the host in a steady step.
+
+    Attributes:
+        call: position in ``Trace.runtime``.
+        dur_ns: of the call.
+        cause: what asks for it, in the user's terms; ``GradScaler`` for its flag.
+        place: Python frame or module, where the trace tells; else the phase.
+    """
+
+    call: int
+    dur_ns: int
+    cause: str
+    place: str
+
+
+def host_waits(loop: Loop) -> list[Wait]:
+    """Waits of steady steps that the user's code asks for.
+
+    Left out are waits for copies from the host, those within a batch's fetch and within ranges of the
+    framework's own.
+    """
+    host, trace, rows = loop.host, loop.timeline.trace, loop.rows
+    calls = trace.runtime
+    blocking = host.calls_named(_WAITS)
+    # A copy into pageable memory returns when it is done, by itself.
+    launching = np.flatnonzero(host.row >= 0)
+    to_pageable = loop.by_name(lambda name: _TO_PAGEABLE.search(name) is not None, bool)
+    blocking[launching[to_pageable[host.row[launching]]]] = True
+    to_device = loop.by_name(lambda name: _TO_DEVICE.search(name) is not None, bool)
+    ops_sending = np.unique(rows.op[to_device & (rows.op >= 0)])
+    blocking &= host.counted & ~np.isin(host.op, ops_sending)
+    blocking &= ~host.fetches.around(calls.ts_ns, calls.track)
+    frame = host.ranges(_FRAMEWORK)
+    in_framework = Nesting(frame.track, frame.ts_ns, frame.dur_ns).innermost(calls.track, calls.ts_ns) >= 0
+    blocking &= ~(in_framework & (host.op < 0))
+    scaled = _between(loop, _UNSCALE, _UPDATE)
+    found = []
+    for call in np.flatnonzero(blocking).tolist():
+        chain = host.chain(int(host.op[call]))
+        cause = cause_of(trace.names[calls.name[call]], chain)
+        if cause == ".item()" and scaled(int(calls.ts_ns[call])):
+            cause = "GradScaler"
+        found.append(Wait(call, int(calls.dur_ns[call]), cause, _place(loop, call)))
+    return found
+
+
+def cause_of(call: str, chain: Sequence[str]) -> str:
+    """What asks for a wait: by the operators around it, innermost first, or the call itself without any."""
+    for pattern, cause in _CAUSES:
+        if any(re.search(pattern, name) for name in chain):
+            return cause
+    if chain:
+        return chain[-1]
+    return next((cause for part, cause in _BARE if part in call), call)
+
+
+def _between(loop: Loop, first: str, last: str):  # type: ignore[no-untyped-def]
+    """A test whether a time lies after an operator of one name and before the next one of another."""
+    ops = loop.timeline.trace.ops
+    begins, ends = np.sort(ops.end_ns[loop.ops_named(first)]), np.sort(ops.ts_ns[loop.ops_named(last)])
+
+    def holds(ts_ns: int) -> bool:
+        after = int(np.searchsorted(begins, ts_ns, "right"))
+        if not after:
+            return False
+        closing = int(np.searchsorted(ends, begins[after - 1]))
+        return closing < len(ends) and ts_ns < ends[closing]
+
+    return holds
+
+
+def _place(loop: Loop, call: int) -> str:
+    calls = loop.timeline.trace.runtime
+    frame = loop.host.frame(int(calls.ts_ns[call]), int(calls.track[call]))
+    if frame:
+        return frame
+    # The operator's own copy, launched just before, has the module and the phase.
+    op = int(loop.host.op[call])
+    step = int(loop.timeline.steps.at(calls.ts_ns[call : call + 1])[0])
+    if calls.ts_ns[call] < loop.first_kernel_ns[step]:
+        return "a callback, logger or progress bar between two steps"
+    row = int(loop.host.row[call])
+    if row < 0 and op >= 0:
+        own = np.flatnonzero(loop.rows.op == op)
+        row = int(own[-1]) if len(own) else -1
+    if row < 0:
+        return ""
+    return loop.module_of(row) or f"the {loop.phase_of(row)} phase"
