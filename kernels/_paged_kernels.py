@@ -1,6 +1,6 @@
 """The kernels of paged attention: the pass over the cache, in splits, and what puts splits together.
 
-A program of `split_kernel` has the query heads that share a key head as its rows, so that a key and a value
+A program of `paged_attention_kernel` has the query heads that share a key head as its rows, so that a key and a value
 are fetched once for all of them and the products run on the matrix units, rows padded to 16. The tokens that
 a sequence sees are cut into `splits` parts of whole tiles on the device, by the sequence's own length, which
 the host never learns. Parts without tokens end at once.
@@ -44,7 +44,7 @@ def locate(table, tile, j, held, BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr
 
 
 @triton.jit
-def split_kernel(
+def paged_attention_kernel(
     q, k, v, table, lengths, slopes, k_scale, v_scale, out, stats,
     q_b, q_n, q_h, k_b, k_n, k_h, v_b, v_n, v_h, table_b, o_b, o_n, o_h, o_s,
     group, kv_heads, n_queries, row_blocks, splits, capacity, scale, softcap, left, PARTS: tl.constexpr,
@@ -54,7 +54,7 @@ def split_kernel(
 ):  # fmt: skip
     """Softmax-weighted values of a whole sequence, with the scores' log-sum-exp; or (`PARTS`) of a split.
 
-    A split gives what `combine_kernel` takes: the weighted sum, the largest score in units of log2 and the
+    A split gives what `paged_combine_kernel` takes: the weighted sum, the largest score in units of log2 and the
     sum of weights. The two stay apart, since added up a large score would swallow the sum's logarithm. A
     split without tokens writes nothing. Rows that see no key give 0, and -inf for log-sum-exp or score.
     """
@@ -142,7 +142,7 @@ def split_kernel(
 
 
 @triton.jit
-def combine_kernel(
+def paged_combine_kernel(
     parts, stats, lengths, out, lse, o_b, o_n, o_h,
     heads, n_queries, splits, capacity, left,
     DIM: tl.constexpr, COLS: tl.constexpr, WINDOW: tl.constexpr, BLOCK_N: tl.constexpr, LEAST: tl.constexpr,
@@ -181,7 +181,7 @@ def combine_kernel(
 
 
 @triton.jit
-def write_kernel(
+def cache_write_kernel(
     key, value, k_cache, v_cache, slots, k_scale, v_scale,
     key_t, key_h, value_t, value_h, k_b, k_n, k_h, v_b, v_n, v_h, slot_count, heads,
     DIM: tl.constexpr, COLS: tl.constexpr, BLOCK_SIZE: tl.constexpr, SCALED: tl.constexpr,

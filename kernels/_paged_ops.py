@@ -9,7 +9,7 @@ from torch import Tensor
 from ._device import device_reasons, guard, refuse, sm_count
 from ._launch import LaunchTable, cdiv, next_power_of_2
 from ._ops import NAMESPACE, operator
-from ._paged_kernels import combine_kernel, split_kernel, write_kernel
+from ._paged_kernels import cache_write_kernel, paged_attention_kernel, paged_combine_kernel
 
 #: By the head dimension, padded to a power of two. The loads of block numbers take half of the pipeline's
 #: stages, so that 5 hold two tiles of keys and values. `per_sm` programs fit on a multiprocessor.
@@ -149,7 +149,7 @@ def paged_attention_op(
         stats = q.new_empty((batch, n_queries, heads, splits, 2), dtype=torch.float32)
     cut = {"WINDOW": left >= 0, "BLOCK_N": params.pop("BLOCK_N"), "LEAST": _LEAST_TILES}
     tf32 = fp32 and torch.backends.cuda.matmul.allow_tf32
-    split_kernel[(programs * splits,)](
+    paged_attention_kernel[(programs * splits,)](
         q, k_cache, v_cache, block_table, context_lens, slopes, k_scale, v_scale, parts, stats,
         *q.stride()[:3], *k_cache.stride()[:3], *v_cache.stride()[:3], block_table.stride(0),
         *parts.stride()[:3], parts.stride(3) if splits > 1 else 0,
@@ -158,7 +158,7 @@ def paged_attention_op(
         SCALED=k_scale is not None, PRECISION="tf32" if tf32 else "ieee", BLOCK_M=block_m, **cut, **params,
     )  # fmt: skip
     if splits > 1:
-        combine_kernel[(batch * n_queries * heads,)](
+        paged_combine_kernel[(batch * n_queries * heads,)](
             parts, stats, context_lens, out, lse, *out.stride()[:3],
             heads, n_queries, splits, capacity, left,
             DIM=dim, COLS=cols, BLOCK_S=min(_SPLITS_AT_A_TIME, next_power_of_2(splits)), **cut, num_warps=4,
@@ -188,7 +188,7 @@ def write_to_cache_op(
     key, value, slots = _dense_rows(key), _dense_rows(value), slots.contiguous()
     cols = next_power_of_2(dim)
     with guard(key.device):
-        write_kernel[(tokens,)](
+        cache_write_kernel[(tokens,)](
             key, value, k_cache, v_cache, slots, k_scale, v_scale,
             *key.stride()[:2], *value.stride()[:2], *k_cache.stride()[:3], *v_cache.stride()[:3],
             k_cache.shape[0] * k_cache.shape[1], heads,

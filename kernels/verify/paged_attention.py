@@ -1,4 +1,4 @@
-"""Paged attention over blocks in random order, with a window, a cap and several queries; and writing to them."""
+"""Paged attention over blocks in random order: a window, a cap, several queries; and writing to the cache."""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
