@@ -185,7 +185,7 @@ def _pack(u: Tensor, bits: int) -> Tensor:
     elements = 32 // bits
     planes = u.view(rows, columns // BLOCK, elements, BLOCK // elements).to(torch.int64)
     shifts = bits * torch.arange(elements, device=u.device)
-    word = (planes << shifts[:, None]).sum(2).reshape(rows, -1)
+    word = (planes << shifts[:, None]).sum(2).reshape(rows, columns * bits // 32)
     word = ((word << _ROTATION) | (word >> (32 - _ROTATION))) & 0xFFFFFFFF
     return torch.where(word >= 2**31, word - 2**32, word).to(torch.int32)
 

@@ -245,7 +245,7 @@ def _dequantize_kernel(
 
 def _groups(scale: Tensor, bits: int, n_blocks: int) -> int:
     """Groups in a block of a row; 1 where the row is one."""
-    return 1 if bits == 8 else scale.shape[1] // max(n_blocks, 1)
+    return 1 if bits == 8 or not n_blocks else scale.shape[1] // n_blocks
 
 
 def _whole_blocks(x: Tensor) -> Tensor:

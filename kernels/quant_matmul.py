@@ -42,7 +42,6 @@ from ._quant_format import (
     words_of,
 )
 from ._quant_kernels import launch_dequantize, launch_gemv, launch_tile
-from ._rows import as_rows
 
 __all__ = [
     "QuantizedWeight", "WeightOnlyLinear", "dequantize", "quantize_int4", "quantize_int8", "quantize_model",
@@ -111,9 +110,9 @@ def forward_op(
         return y
     rows = x.shape[0]
     if rows <= (GEMV_ROWS_FP32 if x.dtype == torch.float32 else GEMV_ROWS):
-        launch_gemv(as_rows(x), packed, scale, zero, bias, y, bits)
+        launch_gemv(x, packed, scale, zero, bias, y, bits)
     elif rows <= TILE_ROWS and x.dtype != torch.float32:
-        launch_tile(as_rows(x), packed, scale, zero, bias, y, bits)
+        launch_tile(x, packed, scale, zero, bias, y, bits)
     else:
         matrix = _matrix(packed, scale, zero, bits, x.shape[1], x.dtype)
         torch.mm(x, matrix.t(), out=y)

@@ -14,16 +14,18 @@ from advisor.roofline.costs.registry import Result, assign, cost
 from advisor.roofline.costs.roles import matrix_pipe
 
 #: The family of operators that these count under.
-FAMILY = "gemm"
+FAMILY = "matmul"
 
 #: Columns are filled up to whole blocks.
 _BLOCK = 128
 
 
-def _packed_bytes(call: OpCall, first: int) -> float:
-    """Words, scales and, where given, zero points: the arguments from `first` on."""
+def _packed_bytes(call: OpCall) -> float:
+    """Words, scales and, where given, zero points: arguments 1 to 3."""
     zero = optional(call, first + 2)
-    return footprint(tensor(call, first)) + footprint(tensor(call, first + 1)) + (footprint(zero) if zero else 0)
+    return (
+        footprint(tensor(call, first)) + footprint(tensor(call, first + 1)) + (footprint(zero) if zero else 0)
+    )
 
 
 def _rows_of_words(words: Tensor, columns: int, bits: int) -> int:
@@ -38,8 +40,8 @@ def _rows_of_words(words: Tensor, columns: int, bits: int) -> int:
     return words.shape[0]
 
 
-def _product(call: OpCall, a: Tensor, rows: int, n: int, k: int, first: int, added: float) -> Result:
-    packed, width = _packed_bytes(call, first), itemsize(a.dtype)
+def _product(call: OpCall, a: Tensor, rows: int, n: int, k: int, added: float) -> Result:
+    packed, width = _packed_bytes(call), itemsize(a.dtype)
     flops, written = 2.0 * rows * n * k, size_bytes((rows, n), a.dtype)
     pipe = matrix_pipe("", a.dtype, call.settings)
     whole = Cost(flops, footprint(a) + packed + added, written, pipe)
@@ -62,7 +64,7 @@ def forward(call: OpCall) -> Result:
         raise Unknown("x is not a matrix")
     rows, k = x.shape
     n = _rows_of_words(tensor(call, 1), k, integer(call, 5))
-    return _product(call, x, rows, n, k, 1, footprint(bias) if bias else 0.0)
+    return _product(call, x, rows, n, k, footprint(bias) if bias else 0.0)
 
 
 @cost("advisor_kernels::weight_only_linear_backward")
@@ -72,4 +74,4 @@ def backward(call: OpCall) -> Result:
     n = _rows_of_words(tensor(call, 1), k, integer(call, 4))
     if len(dy.shape) != 2 or dy.shape[1] != n:
         raise Unknown("the gradient contradicts the weight")
-    return _product(call, dy, dy.shape[0], k, n, 1, 0.0)
+    return _product(call, dy, dy.shape[0], k, n, 0.0)
