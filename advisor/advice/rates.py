@@ -45,6 +45,8 @@ _ATTENTION = {"sm_90": ((0.38, 0.27), (0.61, 0.53)), "sm_80": ((0.50, 0.40), (0.
 _ATTENTION_BACKWARD = {"sm_90": ((0.34, 0.22), (0.53, 0.45)), "sm_80": ((0.40, 0.30), (0.46, 0.40))}
 #: FlashAttention-2 on Hopper over cuDNN there, and what shorter sequences cost.
 _SLOWER_BACKEND = 0.6
+#: The memory-efficient kernel, which takes any mask, over the fast ones.
+_MASKED = 0.45
 _SHORT = 256.0
 
 
@@ -105,6 +107,7 @@ def attention_ns(
     batch_heads: int,
     causal: bool,
     dtype: str,
+    masked: bool = False,
 ) -> tuple[Estimate, Estimate] | None:
     """Time of fused attention forward and backward; None where the device has no roof for it.
 
@@ -116,6 +119,7 @@ def attention_ns(
         batch_heads: sequences times heads.
         causal: whether a triangular mask leaves half of the work.
         dtype: ``bf16``, ``fp16``, or ``fp32``, for which only a slower kernel exists.
+        masked: whether a mask is read, which the fastest kernels do not take.
     """
     pipe = f"tensor_{dtype}" if dtype in ("bf16", "fp16") else "tensor_tf32"
     peak, bandwidth = device.peak(pipe) or device.peak("vector_fp32"), device.bandwidth_bytes_per_s
@@ -131,8 +135,9 @@ def attention_ns(
     def time(flops: float, nbytes: float, share: float) -> Estimate:
         share *= min(1.0, short) * (1.0 if width == 2 else 0.6)
         compute, memory = flops / peak * 1e9 / share, nbytes / bandwidth * 1e9 / 0.6
-        likely = max(compute, memory) + 4_000
-        return Estimate(likely / _SLOWER_BACKEND, likely, likely * 0.75)
+        fast = max(compute, memory) + 4_000
+        likely = fast / _MASKED if masked else fast
+        return Estimate(likely / _SLOWER_BACKEND, likely, fast * 0.75)
 
     forward = time(2.0 * entries * (dim + dim_v), moved, _ATTENTION[arch][row][causal])
     backward = time(2.0 * entries * (3 * dim + 2 * dim_v), 3 * moved, _ATTENTION_BACKWARD[arch][row][causal])

@@ -77,7 +77,7 @@ def explicit(loop: Loop) -> Iterator[Finding]:
         ],
         edits=edits,
         fix=_FIX.format(mask=mask),
-        risk="sums in another order, in 16 bits a softmax in fp32 inside: differences of the size of rounding; "
+        risk="sums in another order, in 16 bits a softmax in fp32 inside: differences as by rounding; "
         "attention weights are no longer there to be logged",
         swap="attention",
     )
@@ -101,6 +101,7 @@ def _fused_attention(loop: Loop, groups: list[Attention]) -> list[Edit]:
             batch_heads=group.scores.batch,
             causal=group.causal,
             dtype=group.dtype,
+            masked=group.masked and not group.causal,
         )
         if found is None or group.scores.k > _MAX_HEAD:
             continue
@@ -164,9 +165,8 @@ def _what_keeps_away(unit: Unit, heads: list[Tensor]) -> str:
         return "head"
     mask = unit.call.inputs[3] if len(unit.call.inputs) > 3 else None
     if isinstance(mask, Tensor) and mask.shape:
-        triangular = (
-            mask.numel == query.shape[-2] * heads[1].shape[-2] and query.shape[-2] == heads[1].shape[-2]
-        )
+        queries, keys = query.shape[-2], heads[1].shape[-2]
+        triangular = mask.numel == queries * keys and queries == keys
         return "causal_mask" if triangular else "mask"
     if any(tensor.strides is not None and tensor.strides[-1] != 1 for tensor in heads):
         return "layout"

@@ -18,7 +18,7 @@ from advisor.trace.events import KERNEL
 
 #: Norms, poolings and their gradients over channels_last, as multiples of the roof with a start-up: two or
 #: three passes where the compulsory bytes are one.
-_NORM_PASSES, _POOL_PASSES = (4.2, 3.2, 2.2), (5.0, 3.0, 2.0)
+_NORM_PASSES, _POOL_PASSES = (4.2, 3.0, 1.9), (5.0, 3.0, 2.0)
 _START_NS = (4_000.0, 3_000.0, 2_000.0)
 
 

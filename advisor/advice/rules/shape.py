@@ -78,8 +78,8 @@ def alignment(loop: Loop) -> Iterator[Finding]:
 def _unaligned(loop: Loop, length: int, entry: _Slow) -> Finding:
     rows = np.array(entry.rows)
     taken = loop.per_step_ns(rows)
-    padded = whole(length, _MULTIPLE) if length >= 4 * _MULTIPLE else whole(length, 8)
     owners = [tensor.shape for tensor in loop.trained if length in tensor.shape]
+    padded = whole(length, _MULTIPLE if owners and length >= 4 * _MULTIPLE else 8)
     example = max(entry.matrices, key=lambda matrix: matrix.flops)
     product = example.product
     reached = example.flops / max(float(loop.rows.dur_ns[example.row]), 1.0) / 1e3
@@ -117,8 +117,7 @@ def _padding_fix(what: str, length: int, padded: int) -> str:
     if what == "a layer's size":
         return f"# {length} -> {padded} in the layers of this size\nwidth = {padded}"
     return (
-        f"# {length} -> {padded - 8 if padded - 8 == length - 1 else padded} tokens or samples: "
-        "cut or pad each batch to a multiple of 8\n"
+        f"# {length} -> {padded} (or {padded - 8}): pad or cut each batch to a multiple of 8\n"
         "collator = DataCollatorWithPadding(tokenizer, pad_to_multiple_of=8)"
     )
 
@@ -157,9 +156,12 @@ def wave_quantization(loop: Loop) -> Iterator[Finding]:
     loop.require(loop.device.sms, "the number of multiprocessors is not known")
     sms = loop.device.sms or 1
     lost: dict[tuple[str, int, int, int, int], list[float]] = defaultdict(lambda: [0.0, 0.0])
-    names = loop.timeline.trace.names
+    names, pipes = loop.timeline.trace.names, loop.analysis.costs.pipes
     for matrix in loop.calls.matrices:
         sides, p = tile(names[loop.rows.name[matrix.row]]), matrix.product
+        pipe = int(loop.analysis.costs.pipe[matrix.row])
+        if pipe < 0 or not pipes[pipe].startswith("tensor_"):
+            continue
         if sides is None or loop.analysis.bounds.roof_ns[matrix.row] < _WORTH_NS:
             continue
         tiles = p.batch * math.ceil(p.n / sides.first) * math.ceil(p.m / sides.second)

@@ -1,0 +1,450 @@
+"""Precision: what runs in more bits than it needs, and what the fewer bits cost on top."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+
+import numpy as np
+
+from advisor.advice.calls import Unit, tensors_of
+from advisor.advice.edits import DropSync, Edit, Estimate, Insert, Remove, Retime
+from advisor.advice.evidence import kernel_lines, module_line
+from advisor.advice.finding import Finding
+from advisor.advice.loop import Loop
+from advisor.advice.rates import aligned, at_most, attention_ns, convolution_ns, matmul_ns, pick
+from advisor.advice.rule import rule
+from advisor.advice.wording import count, duration, percent
+from advisor.roofline.costs import Tensor, roles
+
+#: Below this share of the step a change of precision is not worth its risk.
+_WORTH = 0.05
+_SHARED_SOURCE = """\
+An H200 (torch 2.11), 8192³: 51 TFLOP/s in fp32, 353 in TF32, 679 to 790 in bf16
+NVIDIA A100 whitepaper: TF32 keeps fp32's 8 bits of exponent and 10 bits of mantissa"""
+
+
+def _work(loop: Loop, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Useful FLOPs and compulsory bytes of these launches."""
+    costs = loop.analysis.costs
+    flops = costs.flops[rows] - costs.flops_padding[rows]
+    return flops, costs.bytes_read[rows] - costs.bytes_reread[rows] + costs.bytes_written[rows]
+
+
+def _on_pipes(loop: Loop, *names: str) -> np.ndarray:
+    """Rows of counted matrix kernels that compute on one of these pipes."""
+    costs = loop.analysis.costs
+    wanted = [i for i, pipe in enumerate(costs.pipes) if pipe in names]
+    matrix = loop.by_name(roles.is_matrix, bool)
+    return np.flatnonzero(np.isin(costs.pipe, wanted) & matrix & loop.counted & (costs.flops > 0))
+
+
+def _is_fp32(loop: Loop, row: int) -> bool:
+    op = int(loop.rows.op[row])
+    return op >= 0 and any(tensor.dtype == "fp32" for tensor in tensors_of(loop.call(op))[:2])
+
+
+def _rows_aligned(loop: Loop, rows: np.ndarray, itemsize: float) -> np.ndarray:
+    """bool (n,): whether all rows of operands and result would begin at multiples of 16 bytes."""
+    lengths = {matrix.row: matrix.row_lengths for matrix in loop.calls.matrices}
+    return np.array([all(aligned(n, itemsize) for n in lengths.get(row, ())) for row in rows.tolist()], bool)
+
+
+def _in_precision(loop: Loop, rows: np.ndarray, pipe: str, itemsize: float) -> Estimate | None:
+    """Time of these fp32 products and convolutions on another pipe."""
+    flops, nbytes = _work(loop, rows)
+    nbytes = nbytes * itemsize / 4
+    products = matmul_ns(loop.device, flops, nbytes, pipe, aligned=_rows_aligned(loop, rows, itemsize))
+    convolutions = convolution_ns(loop.device, flops, nbytes, pipe)
+    if products is None or convolutions is None:
+        return None
+    return pick(loop.family[rows] == "convolution", convolutions, products)
+
+
+@rule(
+    "precision.tf32",
+    title="fp32 matrix products run on tensor cores",
+    failure="fp32 matrix products run without TF32",
+    source=_SHARED_SOURCE,
+)
+def tf32(loop: Loop) -> Iterator[Finding]:
+    """Matrix products in fp32 run on the plain units unless TF32 is allowed, at a seventh of the rate.
+
+    TF32 rounds the operands to 10 bits of mantissa, multiplies on tensor cores and sums in fp32. PyTorch
+    allows it for convolutions, not for matrix products.
+
+    Recognised by matrix kernels with fp32 operands on the plain pipe where the device has a TF32 pipe. The
+    new time: that of TF32 kernels of the same sizes, bound by memory where they are; rows that begin
+    unaligned keep them slow.
+
+    Silent where TF32 or 16 bits are in use, on devices without TF32, and below a twentieth of the step.
+    """
+    loop.require(loop.device.peak("tensor_tf32"), "the device has no TF32, or its roofs are not known")
+    rows = _on_pipes(loop, "vector_fp32")
+    rows = rows[[_is_fp32(loop, row) for row in rows.tolist()]] if len(rows) else rows
+    taken = loop.per_step_ns(rows)
+    if not len(rows) or loop.share(taken) < _WORTH:
+        return
+    time = _in_precision(loop, rows, "tensor_tf32", 4)
+    if time is None:
+        return
+    flops = float(_work(loop, rows)[0].sum()) / loop.steps
+    yield Finding(
+        title=f"{count(len(rows) / loop.steps, 'matrix product')} in fp32 run without TF32: "
+        f"{duration(taken)}, {percent(loop.share(taken))} of the step",
+        evidence=[
+            f"{flops / 1e12:.2f} TFLOP a step at {flops / taken / 1e3:.0f} TFLOP/s on the plain units",
+            *kernel_lines(loop, rows.tolist()),
+            *module_line(loop, rows.tolist()),
+        ],
+        edits=[Retime(rows, at_most(time, loop.rows.dur_ns[rows].astype(float)))],
+        fix='torch.set_float32_matmul_precision("high")  # before trainer.fit',
+        risk="operands of products are rounded to 10 bits of mantissa in place of 23; sums stay in fp32",
+    )
+
+
+_TORCH_NAME = {"bf16": "bfloat16", "fp16": "float16"}
+#: How pointwise and other memory-bound work changes under autocast, from pessimistic to optimistic: what
+#: follows a product comes in 16 bits and halves, residual sums and norms stay in fp32.
+_UNDER_AUTOCAST = {
+    "half": (0.75, 0.55, 0.48),
+    "mixed": (1.0, 0.87, 0.75),
+    "same": (1.0, 1.0, 0.9),
+    "softmax": (3.0, 2.3, 1.0),
+}
+_HALVES = frozenset({
+    "silu", "gelu", "relu", "sigmoid", "tanh", "mul", "div", "masked_fill", "where", "dropout",
+    "native_dropout", "max_pool2d", "avg_pool2d", "adaptive_avg_pool2d", "batch_norm", "cat", "clone",
+    "contiguous", "reshape", "leaky_relu", "elu", "hardswish", "matmul", "linear",
+})  # fmt: skip
+
+
+@rule(
+    "precision.mixed",
+    title="Matrix products run in 16 bits",
+    failure="The model trains in 32 bits where mixed precision would do",
+    source=_SHARED_SOURCE + "\nPyTorch, Automatic Mixed Precision: which operators run in which dtype",
+)
+def mixed(loop: Loop) -> Iterator[Finding]:
+    """Mixed precision multiplies in bf16 and keeps weights, sums, norms and the loss in fp32.
+
+    bf16 has fp32's range, so no loss scaling is needed. Products and convolutions run at the 16-bit rate,
+    what follows them moves half the bytes, and attention becomes eligible for FlashAttention. On top come
+    casts of weights and of what comes from fp32 norms; a softmax written by hand stays in fp32 between casts.
+
+    Recognised by products, convolutions or attention with fp32 operands in a good part of the step. Each
+    kernel's new time follows from its kind and size.
+
+    Silent where 16 bits are in use, on devices without 16-bit matrix units, and where such work is under a
+    tenth of the step.
+    """
+    dtype = "bf16" if loop.device.peak("tensor_bf16") else "fp16"
+    pipe = f"tensor_{dtype}"
+    loop.require(loop.device.peak(pipe), "the device has no 16-bit matrix units, or its roofs are not known")
+    rows = _on_pipes(loop, "vector_fp32", "tensor_tf32")
+    rows = rows[[_is_fp32(loop, row) for row in rows.tolist()]] if len(rows) else rows
+    taken = loop.per_step_ns(rows)
+    if not len(rows) or loop.share(taken) < 2 * _WORTH:
+        return
+    fused_attention = loop.family[rows] == "attention"
+    products = rows[~fused_attention]
+    time = _in_precision(loop, products, pipe, 2)
+    if time is None:
+        return
+    edits: list[Edit] = [
+        Retime(products, at_most(time, loop.rows.dur_ns[products].astype(float), worse=1.05))
+    ]
+    edits += _attention_in_16_bits(loop, rows[fused_attention], dtype)
+    edits += _memory_bound_in_16_bits(loop, set(rows.tolist()))
+    edits += _casts(loop, products)
+    now = "TF32" if np.isin(rows, _on_pipes(loop, "tensor_tf32")).mean() > 0.5 else "fp32"
+    yield Finding(
+        title=f"{count(len(rows) / loop.steps, 'product')} in 32 bits take {duration(taken)}, "
+        f"{percent(loop.share(taken))} of the step, where {dtype} would do",
+        evidence=[
+            f"{now} now; {dtype} multiplies at "
+            f"{(loop.device.peak(pipe) or 0) / 1e12:.0f} TFLOP/s on this device",
+            *kernel_lines(loop, rows.tolist(), 5),
+            *module_line(loop, rows.tolist()),
+        ],
+        edits=edits,
+        fix=f'trainer = Trainer(precision="{"bf16" if dtype == "bf16" else "16"}-mixed")',
+        fix_torch=f'with torch.autocast("cuda", dtype=torch.{_TORCH_NAME[dtype]}):\n'
+        "    loss = model(batch)\nloss.backward()"
+        + ("" if dtype == "bf16" else "  # scaled by torch.amp.GradScaler"),
+        risk="operands of products are rounded to 8 bits of mantissa; check the loss curve, and keep "
+        "sensitive parts in fp32 with torch.autocast(enabled=False)"
+        if dtype == "bf16"
+        else "fp16 overflows beyond 65504: needs loss scaling, which Lightning adds by itself",
+    )
+
+
+def _attention_in_16_bits(loop: Loop, rows: np.ndarray, dtype: str) -> list[Edit]:
+    """Fused attention in fp32 becomes FlashAttention."""
+    edits: list[Edit] = []
+    for row in rows.tolist():
+        unit = loop.calls.of_row.get(row)
+        heads = [tensor for tensor in unit.tensors[:3] if len(tensor.shape) == 4] if unit else []
+        if unit is None or len(heads) < 3:
+            continue
+        query, key, value = heads
+        causal = "True" in unit.call.concrete[5:6]
+        found = attention_ns(
+            loop.device,
+            entries=query.shape[0]
+            * query.shape[1]
+            * query.shape[2]
+            * key.shape[2]
+            * (0.5 if causal else 1.0),
+            queries=query.shape[2],
+            dim=query.shape[3],
+            dim_v=value.shape[3],
+            batch_heads=query.shape[0] * query.shape[1],
+            causal=causal,
+            dtype=dtype,
+        )
+        if found is not None:
+            time = found[0] if row in unit.forward else found[1]
+            edits.append(Retime(np.array([row]), at_most(time, float(loop.rows.dur_ns[row]))))
+    return edits
+
+
+def _memory_bound_in_16_bits(loop: Loop, products: set[int]) -> list[Edit]:
+    """What is neither product nor optimizer, each by how autocast treats it."""
+    rows: list[int] = []
+    kinds: list[str] = []
+    for unit in loop.calls.units:
+        if not any(tensor.dtype == "fp32" for tensor in unit.tensors):
+            continue
+        kind = _kind_under_autocast(unit)
+        for row in unit.rows:
+            if row not in products and loop.rows.dur_ns[row] > 5_000:
+                rows.append(row)
+                kinds.append(kind)
+    if not rows:
+        return []
+    now = loop.rows.dur_ns[rows].astype(float)
+    factor = np.array([_UNDER_AUTOCAST[kind] for kind in kinds])
+    return [Retime(np.array(rows), Estimate(now * factor[:, 0], now * factor[:, 1], now * factor[:, 2]))]
+
+
+def _kind_under_autocast(unit: Unit) -> str:
+    if unit.name == "softmax":
+        return "softmax"
+    if "conv" in unit.name or unit.name in _HALVES:
+        return "half"
+    return "mixed" if unit.name in ("add", "sub", "sum", "mean", "view", "transpose", "split") else "same"
+
+
+def _casts(loop: Loop, products: np.ndarray) -> list[Edit]:
+    """Casts of weights (forward) and of their gradients (backward), and of inputs that come in fp32."""
+    after: list[int] = []
+    nbytes: list[float] = []
+    bandwidth = loop.device.bandwidth_bytes_per_s
+    if not bandwidth:
+        return []
+    weights = {frozenset(tensor.shape) for tensor in loop.trained}
+    for row in products.tolist():
+        unit = loop.calls.of_row.get(row)
+        if unit is None:
+            continue
+        operands = [t for t in unit.tensors if len(t.shape) >= 2]
+        weight = next((t for t in operands[1:] if frozenset(t.shape) in weights), None)
+        if weight is None:
+            continue
+        # Read in fp32 and written in 16 bits, or the other way round; every other input comes in fp32.
+        is_first = row in (unit.forward[-1:] or [-1]) or row in unit.backward[-1:]
+        if is_first:
+            after.append(row)
+            nbytes.append(6.0 * (weight.numel + 0.5 * operands[0].numel))
+    if not after:
+        return []
+    time = np.array(nbytes) / bandwidth * 1e9 / 0.6 + 3_000
+    return [Insert(np.array(after), Estimate(time * 1.4, time, time * 0.5), host_ns=20_000.0)]
+
+
+@rule(
+    "precision.weight_casts",
+    title="Weights are seldom cast",
+    failure="Autocast casts the same weights in each step",
+    source="PyTorch, Automatic Mixed Precision: weights are cast once within an autocast context",
+)
+def weight_casts(loop: Loop) -> Iterator[Finding]:
+    """Under autocast, fp32 weights are cast to 16 bits in each forward, and their gradients back.
+
+    The cost is that of the parameters, whatever the batch: it counts for small batches and large layers.
+    Weights kept in 16 bits need no cast; several forwards inside one autocast context share one.
+
+    Recognised by casts of tensors with the shape of a trained parameter inside products and convolutions,
+    from a fiftieth of the step on. Silent for smaller shares: casts are the price of fp32 master weights.
+    """
+    shapes = {tensor.shape for tensor in loop.trained if len(tensor.shape) >= 2}
+    loop.require(shapes, "the trained parameters are not known")
+    rows: list[int] = []
+    times: dict[tuple[int, ...], int] = defaultdict(int)
+    for unit in loop.calls.units:
+        if not ("conv" in unit.name or unit.name in ("linear", "matmul", "addmm", "mm", "bmm", "to")):
+            continue
+        for row in unit.rows:
+            cast = _cast_of(loop, row)
+            if cast is not None and cast in shapes:
+                rows.append(row)
+                times[cast] += row in unit.forward
+    loop.require(rows, "no casts of weights")
+    taken = loop.per_step_ns(np.array(rows))
+    if loop.share(taken) < 0.02:
+        return
+    worst = max(times, key=lambda shape: times[shape])
+    yield Finding(
+        title=f"{count(len(rows) / loop.steps, 'cast')} of weights and their gradients take "
+        f"{duration(taken)}, {percent(loop.share(taken))} of the step",
+        evidence=[
+            f"weights of {list(worst)} are cast {times[worst] / loop.steps:.0f} times a step",
+            *kernel_lines(loop, rows),
+            *module_line(loop, rows),
+        ],
+        edits=[Remove(np.array(rows))],
+        fix='trainer = Trainer(precision="bf16-true")  # weights in bf16, or with fp32 master weights:\n'
+        "# FSDP MixedPrecision(param_dtype=torch.bfloat16) casts once a step",
+        risk="updates smaller than a 256th of a weight are lost in bf16 weights; use an optimizer with "
+        "stochastic rounding or fp32 master weights",
+        confidence="measured",
+    )
+
+
+def _cast_of(loop: Loop, row: int) -> tuple[int, ...] | None:
+    """Shape of what a launch casts between fp32 and 16 bits, or None."""
+    call = loop.call(int(loop.rows.op[row]))
+    if call.name != "aten::copy_" or len(call.inputs) < 2:
+        return None
+    target, source = call.inputs[:2]
+    if not isinstance(target, Tensor) or not isinstance(source, Tensor):
+        return None
+    return target.shape if {target.dtype, source.dtype} in ({"fp32", "bf16"}, {"fp32", "fp16"}) else None
+
+
+@rule(
+    "precision.grad_scaler",
+    title="No gradient scaling where bf16 would spare it",
+    failure="fp16 needs a GradScaler, bf16 would not",
+    source="PyTorch, Automatic Mixed Precision: gradient scaling",
+)
+def grad_scaler(loop: Loop) -> Iterator[Finding]:
+    """fp16 gradients underflow, so the loss is scaled, and gradients are unscaled and searched for infinity.
+
+    That is a pass over all gradients, and the search's result is fetched: the host waits for backward before
+    it may launch the optimizer. bf16 has fp32's range and needs none of it, at the same speed.
+
+    Recognised by the scaler's operators on a device with bf16. Silent on devices without.
+    """
+    loop.require(loop.device.peak("tensor_bf16"), "the device has no bf16 matrix units")
+    scaler = loop.ops_named(r"^aten::_amp_(?:foreach_non_finite_check_and_unscale_|update_scale_)$")
+    loop.require(scaler.any(), "no GradScaler")
+    rows = np.flatnonzero((loop.under(scaler) >= 0) & loop.counted)
+    calls = _waits_after(loop, scaler)
+    taken = loop.per_step_ns(rows)
+    yield Finding(
+        title=f"gradient scaling for fp16: {duration(taken)} on the device and "
+        f"{count(len(calls) / loop.steps, 'wait')} of the host a step, which bf16 does without",
+        evidence=kernel_lines(loop, rows.tolist()),
+        edits=[Remove(rows), DropSync(calls)] if len(calls) else [Remove(rows)],
+        fix='trainer = Trainer(precision="bf16-mixed")  # in place of "16-mixed"',
+        fix_torch='torch.autocast("cuda", dtype=torch.bfloat16)  # and no torch.amp.GradScaler',
+        risk="bf16 keeps 8 bits of mantissa where fp16 keeps 11, but does not overflow",
+    )
+
+
+def _waits_after(loop: Loop, scaler: np.ndarray) -> np.ndarray:
+    """Calls that wait for the device inside the `item` right after a scaler's operator."""
+    trace = loop.timeline.trace
+    items = np.flatnonzero(loop.ops_named(r"^aten::item$"))
+    starts = trace.ops.ts_ns[items]
+    found: list[int] = []
+    for op in np.flatnonzero(scaler).tolist():
+        at = int(np.searchsorted(starts, trace.ops.end_ns[op]))
+        if at == len(items) or starts[at] - trace.ops.end_ns[op] > 1_000_000:
+            continue
+        first, last = trace.ops.ts_ns[items[at]], trace.ops.end_ns[items[at]]
+        inside = (trace.runtime.ts_ns >= first) & (trace.runtime.ts_ns < last)
+        waits = [
+            i for i in np.flatnonzero(inside).tolist() if "ynchronize" in trace.names[trace.runtime.name[i]]
+        ]
+        found += waits
+    return np.array(sorted(set(found)), np.int64)
+
+
+#: fp8 pays where operands are large in all three sizes; casts and scales eat the rest.
+_MIN_FP8 = 2_048
+
+
+@rule(
+    "precision.fp8",
+    title="Large products could not gain from fp8",
+    failure="Large products run in 16 bits where the device has fp8",
+    source="Micikevicius et al., FP8 Formats for Deep Learning (2022); torchao float8 training",
+)
+def fp8(loop: Loop) -> Iterator[Finding]:
+    """fp8 doubles the rate of matrix products over bf16, less what scaling and casting the operands costs.
+
+    It pays for linear layers whose sizes are all 2048 and more. Recognised by such products in bf16 on a
+    device with fp8, in a fifth of the step or more. The range begins at no gain, for fp8 training
+    needs a library and a check of the loss. Silent for small layers, attention's products and devices without fp8.
+    """
+    loop.require(loop.device.peak("tensor_fp8"), "the device has no fp8, or its roofs are not known")
+    pipes, costs = loop.analysis.costs.pipes, loop.analysis.costs
+    rows = [
+        matrix.row
+        for matrix in loop.calls.matrices
+        if matrix.product.batch == 1
+        and min(matrix.product.m, matrix.product.n, matrix.product.k) >= _MIN_FP8
+        and costs.pipe[matrix.row] >= 0
+        and pipes[costs.pipe[matrix.row]] in ("tensor_bf16", "tensor_fp16")
+    ]
+    at = np.array(rows, np.int64)
+    taken = loop.per_step_ns(at)
+    if not rows or loop.share(taken) < 0.2:
+        return
+    now = loop.rows.dur_ns[at].astype(float)
+    yield Finding(
+        title=f"{count(len(rows) / loop.steps, 'large product')} in 16 bits take {duration(taken)}, "
+        f"{percent(loop.share(taken))} of the step, on a device with fp8",
+        evidence=kernel_lines(loop, rows),
+        edits=[Retime(at, Estimate(now, now * 0.8, now * 0.6))],
+        fix="from torchao.float8 import convert_to_float8_training\n"
+        "def configure_model(self):\n"
+        "    convert_to_float8_training(self.model, module_filter_fn=lambda m, name: "
+        '"head" not in name)\n'
+        "    self.model = torch.compile(self.model)  # fuses the casts",
+        risk="fp8 keeps 2 or 3 bits of mantissa: compare the loss with a run in bf16",
+        confidence="heuristic",
+    )
+
+
+@rule(
+    "precision.optimizer_state",
+    title="Optimizer state takes a small part of the step",
+    failure="Reading and writing fp32 optimizer state takes a good part of the step",
+    source="Dettmers et al., 8-bit Optimizers via Block-wise Quantization (2022)",
+)
+def optimizer_state(loop: Loop) -> Iterator[Finding]:
+    """A fused Adam step moves 28 bytes a parameter, 16 of them for two moments in fp32.
+
+    Moments in 8 bits move 4 bytes in their place. Recognised by fused Adam kernels bound by memory in a
+    twelfth of the step or more. Silent where the optimizer is not fused yet, which gains more.
+    """
+    fused = loop.ops_named(r"_fused_adam")
+    loop.require(fused.any(), "no fused Adam")
+    rows = np.flatnonzero((loop.under(fused) >= 0) & loop.counted)
+    taken = loop.per_step_ns(rows)
+    if not len(rows) or loop.share(taken) < 0.08:
+        return
+    now = loop.rows.dur_ns[rows].astype(float)
+    yield Finding(
+        title=f"moments in fp32: the update takes {duration(taken)}, {percent(loop.share(taken))} of a step",
+        evidence=kernel_lines(loop, rows.tolist()),
+        edits=[Retime(rows, Estimate(now * 1.1, now * 0.75, now * 0.57))],
+        fix="from torchao.optim import AdamW8bit  # or bitsandbytes.optim.AdamW8bit\n"
+        "def configure_optimizers(self):\n    return AdamW8bit(self.parameters(), lr=self.lr)",
+        risk="moments are rounded to 8 bits in blocks; embeddings are best left in fp32",
+        confidence="heuristic",
+    )
