@@ -22,10 +22,8 @@ _BLOCK = 128
 
 def _packed_bytes(call: OpCall) -> float:
     """Words, scales and, where given, zero points: arguments 1 to 3."""
-    zero = optional(call, first + 2)
-    return (
-        footprint(tensor(call, first)) + footprint(tensor(call, first + 1)) + (footprint(zero) if zero else 0)
-    )
+    given = tensor(call, 1), tensor(call, 2), optional(call, 3)
+    return sum(footprint(t) for t in given if t)
 
 
 def _rows_of_words(words: Tensor, columns: int, bits: int) -> int:
