@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from advisor.advice.debias import swelling_ns
 from advisor.advice.host_calls import HostSide
 from advisor.advice.hostwaits import ALL_STREAMS, HostWaits, host_waits
 from advisor.advice.hostwork import HostWork, host_work
@@ -14,6 +15,7 @@ from advisor.advice.loader import Loader, find_loader
 from advisor.advice.streams import Streams, device_order
 from advisor.advice.window import Windows, typical_steps
 from advisor.roofline.analysis import Analysis
+from advisor.trace.intervals import merged
 
 #: Kinds of item. RECORD keeps the time at which a stream is through, WAIT lets a stream wait for one kept.
 #: The host waits in SYNC_ALL for all streams, in SYNC_STREAM for one, in SYNC_SLOT for a time kept, and in
@@ -55,6 +57,8 @@ class Graph:
         windows: one a step.
         host: pieces of host time.
         work_ns: float (pieces,), what of each piece is work, as profiled: without waiting.
+        swelling_ns: float (pieces,), what of the work takes longer under the profiler.
+        fetching: bool (pieces,), of making a batch in the training process itself.
         items: what happens.
         slots: how many times are kept.
         streams: of all launches of the trace.
@@ -68,6 +72,8 @@ class Graph:
     windows: Windows
     host: HostWork
     work_ns: np.ndarray
+    swelling_ns: np.ndarray
+    fetching: np.ndarray
     items: Items
     slots: int
     streams: Streams
@@ -97,12 +103,15 @@ def build_graph(analysis: Analysis) -> Graph:
     waits = host_waits(trace, rows, call_of, streams.stream, inside)
     loader = find_loader(side, windows)
     played = (rows.launch_ts_ns >= 0) & (windows.at(rows.launch_ts_ns) >= 0)
+    work = _work(analysis, host, waits, queue.blocked, queue.own_ns, loader)
     items, slots = _items(analysis, host, streams, call_of, played, waits, loader)
     return Graph(
         analysis=analysis,
         windows=windows,
         host=host,
-        work_ns=_work(analysis, host, waits, queue.blocked, queue.own_ns, loader),
+        work_ns=work,
+        swelling_ns=swelling_ns(trace, host, work),
+        fetching=_fetching(host, loader),
         items=items,
         slots=slots,
         streams=streams,
@@ -111,6 +120,12 @@ def build_graph(analysis: Analysis) -> Graph:
         depth=queue.depth,
         loader=loader,
     )
+
+
+def _fetching(host: HostWork, loader: Loader) -> np.ndarray:
+    if not loader.in_process:
+        return np.zeros(len(host), bool)
+    return host.covered(*merged(loader.start_ns, loader.end_ns)) > 0
 
 
 def _work(

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from functools import cached_property
 
 from advisor.advice.change import Change
+from advisor.advice.debias import AS_PROFILED, Speed, likeliest_speed
 from advisor.advice.edits import Edit
 from advisor.advice.graph import Graph, build_graph
 from advisor.advice.play import period_ns
@@ -22,7 +23,6 @@ class Replay:
 
     def __init__(self, analysis: Analysis) -> None:
         self._analysis = analysis
-        self._results: dict[str, float] = {}
 
     @cached_property
     def graph(self) -> Graph:
@@ -37,7 +37,7 @@ class Replay:
     @cached_property
     def profiled_ns(self) -> float:
         """Step time of the unedited replay at the speed of the capture."""
-        return self._play(Change(self.graph), 1.0)
+        return self._play(Change(self.graph), AS_PROFILED)
 
     @property
     def fidelity(self) -> float:
@@ -55,26 +55,26 @@ class Replay:
         return self._analysis.baseline_ns is not None
 
     @cached_property
+    def speed(self) -> Speed:
+        """How the host really runs; as profiled without a baseline."""
+        if not self.debiased:
+            return AS_PROFILED
+        unedited, fetches = Change(self.graph), bool(self.graph.fetching.any())
+        return likeliest_speed(lambda speed: self._play(unedited, speed), self.baseline_ns, fetches=fetches)
+
+    @property
     def host_scale(self) -> float:
         """Factor on host work that takes the profiler's cost out of it; 1 without a baseline."""
-        return self._scales[0]
+        return self.speed.host
 
     @cached_property
-    def _scales(self) -> tuple[float, float]:
-        """Factor on host work, and then on the result so that the unedited step takes what it should."""
-        target, unedited = self.baseline_ns, Change(self.graph)
-        if not self.debiased or self.profiled_ns <= target:
-            return 1.0, target / self.profiled_ns if self.profiled_ns else 1.0
-        low, high = 0.2, 1.0
-        if self._play(unedited, low) >= target:
-            return low, target / self._play(unedited, low)
-        for _ in range(12):
-            middle = (low + high) / 2
-            if self._play(unedited, middle) > target:
-                high = middle
-            else:
-                low = middle
-        return high, target / self._play(unedited, high)
+    def result_scale(self) -> float:
+        """Factor on all that is played, so that the unedited step takes exactly what it should.
+
+        It stands for what host work cannot explain: a device that ran faster or slower than in the capture.
+        """
+        played = self._play(Change(self.graph), self.speed)
+        return self.baseline_ns / played if played else 1.0
 
     def step_ns(self, edits: Sequence[Edit] = (), case: str = "likely") -> float:
         """Step time, in ns, with these edits; in case of conflict the edit that removes more wins.
@@ -85,8 +85,7 @@ class Replay:
         """
         if not edits:
             return self.baseline_ns
-        host_scale, result_scale = self._scales
-        return self._play(Change(self.graph, edits, case), host_scale) * result_scale
+        return self._play(Change(self.graph, edits, case), self.speed) * self.result_scale
 
-    def _play(self, change: Change, host_scale: float) -> float:
-        return period_ns(tape_of(change, host_scale)) / len(self.graph.windows)
+    def _play(self, change: Change, speed: Speed) -> float:
+        return period_ns(tape_of(change, speed)) / len(self.graph.windows)

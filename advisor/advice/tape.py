@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from advisor.advice.change import Change
+from advisor.advice.debias import Speed
 from advisor.advice.graph import LAUNCH
 
 
@@ -42,15 +43,17 @@ class Tape:
     loader_ns: float
 
 
-def tape_of(change: Change, host_scale: float) -> Tape:
+def tape_of(change: Change, speed: Speed) -> Tape:
     """A changed graph as a tape.
 
     Args:
         change: of the graph.
-        host_scale: factor on host work.
+        speed: of the host.
     """
     graph, items = change.graph, change.graph.items
-    work = np.concatenate([[0.0], np.cumsum(graph.work_ns * change.host)]) * host_scale
+    real = graph.work_ns - graph.swelling_ns * (1.0 - speed.host)
+    real[graph.fetching] *= speed.fetch
+    work = np.concatenate([[0.0], np.cumsum(real * change.host)])
     launch, row = items.kind == LAUNCH, items.row
     kept = change.waits.copy()
     kept[launch] = change.alive[row[launch]]
