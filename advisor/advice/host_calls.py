@@ -168,6 +168,38 @@ class HostSide:
         free = free_to > free_from
         return free_from[free], free_to[free]
 
+    def plain_python(self, at_least_ns: float) -> Stretches:
+        """Long stretches of steady steps with no operator and no call on any thread, outside fetches.
+
+        They are the loop's own thread's, as far as that can be told.
+        """
+        timeline = self._timeline
+        tracks = timeline.launches.track[(timeline.launches.step >= 0) & (timeline.launches.track >= 0)]
+        loop = timeline.trace.annotations
+        marks = loop.track[named(timeline.trace.names, loop.name, re.compile("^ProfilerStep#").match)]
+        own = marks if len(marks) else tracks
+        if not len(own):
+            return Stretches.none()
+        track, found = int(np.bincount(own).argmax()), []
+        for step in np.flatnonzero(timeline.steady).tolist():
+            begins, ends = self.gaps(int(timeline.steps.start_ns[step]), int(timeline.steps.end_ns[step]))
+            long = ends - begins >= at_least_ns
+            found.append(Stretches(begins[long], ends[long], np.full(int(long.sum()), track, np.int32)))
+        every = Stretches.join(found)
+        inside = self.fetches.around(every.start_ns, every.track)
+        inside |= self.fetches.around(every.end_ns - 1, every.track)
+        return Stretches(every.start_ns[~inside], every.end_ns[~inside], every.track[~inside])
+
+    def between(self, start_ns: int, end_ns: int, track: int) -> str:
+        """The operators before and after a stretch, in words."""
+        ops, name = self._timeline.trace.ops, self._timeline.op_name
+        before = np.flatnonzero((ops.track == track) & (ops.end_ns <= start_ns))
+        after = np.flatnonzero((ops.track == track) & (ops.ts_ns >= end_ns))
+        return (
+            f"between {name(int(before[-1])) if len(before) else 'the start'} "
+            f"and {name(int(after[0])) if len(after) else 'the end'}"
+        )
+
 
 @dataclass(frozen=True, eq=False)
 class Stretches:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from advisor.advice.wording import count, duration
 from advisor.trace.nesting import Nesting
 
 if TYPE_CHECKING:
@@ -37,6 +39,26 @@ _BARE = (
     ("Stream", "stream.synchronize()"),
 )
 _UNSCALE, _UPDATE = r"_amp_(foreach_)?non_finite_check_and_unscale_$", r"^aten::_amp_update_scale_$"
+
+#: What to write in place of each cause of a wait.
+_CURES = {
+    ".item()": 'self.log("train_loss", loss)     # the tensor, not loss.item(); add up on the device\n'
+    "Trainer(log_every_n_steps=50, callbacks=[TQDMProgressBar(refresh_rate=50)])",
+    ".cpu() or print of a tensor": "self.outputs.append(y.detach())   # on the device; .cpu() once an epoch",
+    "nonzero or a boolean index": "x = torch.where(mask, x, 0.0)     # in place of x[mask] = 0 or x[mask]",
+    "a boolean index": "x = torch.where(mask, x, 0.0)     # in place of x[mask] = 0 or x[mask]",
+    "a result of unknown size": "torch.repeat_interleave(x, n, output_size=total)   # of fixed size",
+    "a tensor used as a condition": "loss = torch.where(bad, 0.0, loss)   # in place of `if bad:`; "
+    "clip_grad_norm_(..., error_if_nonfinite=False)",
+    "a comparison that Python reads": "(a == b).all()     # stays on the device",
+    "torch.cuda.synchronize()": "# without torch.cuda.synchronize(): record torch.cuda.Event, read it later",
+    "event.synchronize()": "if event.query(): ...     # read an event's time a step later, when it is done",
+}
+_CURES_IN_TORCH = {
+    ".item()": "running = running + loss.detach()     # on the device\n"
+    "if step % 50 == 0:\n    print(running.item() / 50)        # one wait in fifty steps",
+    ".cpu() or print of a tensor": "host = y.detach().to('cpu', non_blocking=True)   # read it a step later",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,3 +151,37 @@ def _place(loop: Loop, call: int) -> str:
     if row < 0:
         return ""
     return loop.module_of(row) or f"the {loop.phase_of(row)} phase"
+
+
+def worst_cause(waits: Sequence[Wait]) -> str:
+    """The cause that waits longest."""
+    return _causes(waits)[0]
+
+
+def cure(waits: Sequence[Wait], *, plain_torch: bool = False) -> str:
+    """Code that does without, a piece for each cause, the worst first."""
+    known = _CURES | _CURES_IN_TORCH if plain_torch else _CURES
+    return "\n".join(
+        dict.fromkeys(known.get(cause, f"# {cause}: every n-th step only") for cause in _causes(waits))
+    )
+
+
+def wait_lines(waits: Sequence[Wait], steps: int, most: int = 8) -> list[str]:
+    """Waits by cause and place, worst first, as figures of one step."""
+    times, numbers = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
+    for wait in waits:
+        times[wait.cause, wait.place] += wait.dur_ns
+        numbers[wait.cause, wait.place] += 1
+    lines = [
+        f"{cause}{f' in {place}' if place else ''}: "
+        f"{count(numbers[cause, place] / steps, 'wait')} a step, {duration(took / steps)}"
+        for (cause, place), took in times.most_common()
+    ]
+    return lines[:most] + ([f"and {len(lines) - most} more"] if len(lines) > most else [])
+
+
+def _causes(waits: Sequence[Wait]) -> list[str]:
+    times = Counter[str]()
+    for wait in waits:
+        times[wait.cause] += max(1, wait.dur_ns)
+    return [cause for cause, _ in times.most_common()]
