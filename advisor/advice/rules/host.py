@@ -27,6 +27,7 @@ _REPLAY_NS = Estimate(1_200_000.0, 400_000.0, 150_000.0)
 _FUSED_LIKELY, _FUSED_BEST = 0.85, 0.5
 _POINTWISE = ("pointwise", "norm", "dropout", "reduction", "softmax", "copy")
 _WORTH = 0.02
+_MOSTLY_PYTHON = 0.3
 
 _COLLECT_FIX = """\
 class CollectNowAndThen(Callback):
@@ -120,6 +121,7 @@ def launch_bound(loop: Loop) -> Iterator[Finding]:
     time without the profiler: the profiler makes the host 1.5 to 2 times slower), or where kernels come from
     graphs already.
     """
+    loop.require(loop.timeline.steps.source != "trace", "the trace marks no steps")
     known = loop.analysis.baseline_ns is not None
     kernels = loop.counted & loop.in_phase("forward", "loss", "backward") & ~loop.analysis.collective
     kernels &= (loop.rows.kind == 0) | (loop.rows.kind == 2)
@@ -131,6 +133,10 @@ def launch_bound(loop: Loop) -> Iterator[Finding]:
     fetching = fetches.typical_ns * len(fetches) / loop.steps * loop.real_time
     # Device work that runs beside a fetch leaves less of it for the rest of the step.
     if loop.busy_share * loop.step_ns > (1 - threshold) * max(loop.step_ns - fetching, 1.0):
+        return
+    # Long Python between two launches is no matter of launching.
+    plain = loop.host.plain_python(at_least_ns=0.05 * loop.step_ns / loop.real_time)
+    if plain.total_ns / loop.steps * loop.real_time > _MOSTLY_PYTHON * loop.step_ns:
         return
     idle = 1 - loop.busy_share
     backward = loop.in_phase("backward")

@@ -1,0 +1,143 @@
+"""Memory: room that is not used, and work that is done twice to save it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from advisor.advice.edits import Remove
+from advisor.advice.finding import Finding
+from advisor.advice.loop import Loop
+from advisor.advice.rule import rule
+from advisor.advice.wording import count, duration, percent, size
+from advisor.trace.names import named
+from advisor.trace.nesting import nearest
+from advisor.trace.phases import is_backward
+
+#: Below this share of the device's memory there is room; above the other there is none to give away.
+_ROOM, _FULL = 0.5, 0.8
+_IDLE, _SMALL_KERNELS = 0.15, 0.25
+#: A backward that is forward operators for the most part is one that records its own graph (double backward).
+_MOST_OF_BACKWARD = 0.55
+
+
+@rule(
+    "memory.room",
+    title="The device's memory is in use",
+    failure="A larger batch would fit and be cheaper for each sample",
+    source="PyTorch documentation: torch.cuda.max_memory_allocated",
+)
+def room(loop: Loop) -> Iterator[Finding]:
+    """A device that idles between small kernels does more work in nearly the same time: with twice the
+    batch the same launches carry twice the samples.
+
+    Recognised where peak memory, as the capture recorded it, is under half of the device's and the device
+    idles for over 15 % of the step or spends a quarter of its time in kernels too small to fill it. No
+    saving is told, since a step with more samples is not the same step. Silent in loops that keep the
+    device busy; not applicable without the capture's figures.
+    """
+    peak, total = _memory(loop)
+    loop.require(peak and total, "peak memory was not recorded")
+    assert peak
+    assert total
+    small = loop.flagged("latency") & loop.counted
+    busy_ns = max(loop.per_step_ns(loop.counted), 1.0)
+    small_share = loop.per_step_ns(small) / busy_ns
+    idle = max(0.0, 1 - loop.busy_share)
+    if peak > _ROOM * total or (idle < _IDLE and small_share < _SMALL_KERNELS):
+        return
+    batch = loop.setting("loader", "batch_size")
+    known = isinstance(batch, int) and batch > 0
+    # Parameters and states do not grow with the batch, so there is room for at least as much.
+    times = max(2, int(0.85 * total / peak))
+    times = 1 << min(times, 8).bit_length() - 1
+    more = batch * times if known else f"{times} * batch_size"
+    yield Finding(
+        title=f"peak memory is {size(peak)} of {size(total)}, and the device idles {percent(idle)} "
+        "of the step: a larger batch fits",
+        evidence=[
+            f"peak allocated: {percent(peak / total)} of the device's memory",
+            f"the device idles {percent(idle)} of the step; kernels too small to fill it take "
+            f"{percent(small_share)} of its time",
+            f"batch_size={batch if known else 'unknown'}: {times} times as much should fit",
+        ],
+        edits=[],
+        fix=f"DataLoader(..., batch_size={more})     # was {batch if known else 'not recorded'}\n"
+        "# or trainer.tuner: Tuner(trainer).scale_batch_size(model)",
+        fix_torch=f"DataLoader(..., batch_size={more})",
+        risk="a larger batch changes training: learning rate and schedule have to follow",
+        confidence="heuristic",
+        note="told without a saving: it is the time for each sample that falls, not the step's",
+    )
+
+
+@rule(
+    "memory.checkpointing",
+    title="Nothing is computed twice for want of memory",
+    failure="Activation checkpointing computes the forward again, and memory has room",
+    source="Chen et al., Training Deep Nets with Sublinear Memory Cost, 2016\n"
+    "PyTorch documentation: torch.utils.checkpoint",
+)
+def checkpointing(loop: Loop) -> Iterator[Finding]:
+    """Activation checkpointing drops activations in the forward and computes them again in backward: up to
+    a third more work for a fraction of the memory. Where they fit, the work is for nothing.
+
+    Recognised by operators inside backward that autograd numbers as it does the forward's own. Silent where
+    peak memory is above 80 % of the device's; where it was not recorded the finding is told as a guess.
+    Checkpointing fewer layers gives back a part of it.
+    """
+    rows = np.flatnonzero(_recomputed(loop) & loop.counted)
+    loop.require(loop.in_phase("backward").any(), "the loop has no backward")
+    backward_ns = loop.per_step_ns(loop.in_phase("backward") & ~loop.analysis.collective)
+    again_ns = loop.per_step_ns(rows)
+    if not len(rows) or again_ns > _MOST_OF_BACKWARD * backward_ns:
+        return
+    peak, total = _memory(loop)
+    if peak and total and peak > _FULL * total:
+        return
+    used = (
+        f"peak memory is {size(peak)} of {size(total)}" if peak and total else "peak memory was not recorded"
+    )
+    yield Finding(
+        title=f"checkpointing computes {duration(again_ns)} of forward twice in each step; {used}",
+        evidence=[
+            f"{count(len(rows) / loop.steps, 'kernel')} of {duration(again_ns)} a step, "
+            f"{percent(again_ns / max(backward_ns, 1.0))} of backward's time",
+            used,
+            *_modules(loop, rows),
+        ],
+        edits=[Remove(rows)],
+        fix="# without torch.utils.checkpoint around the block, gradient_checkpointing_enable() or\n"
+        "# activation_checkpointing_policy=...; or around every second block only",
+        risk="activations stay in memory until their backward: try the largest batch first",
+        confidence="modelled" if peak and total and peak < _ROOM * total else "heuristic",
+        note="" if peak and total else "whether the activations fit is not known",
+    )
+
+
+def _memory(loop: Loop) -> tuple[float | None, float | None]:
+    """Peak allocated memory, and the device's own; None where not known."""
+    peak = loop.setting("peak_memory_bytes", "in_window") or loop.setting("peak_memory_bytes", "before")
+    return peak, loop.setting("device", "total_memory_bytes") or loop.device.memory_bytes
+
+
+def _recomputed(loop: Loop) -> np.ndarray:
+    """bool (launches,): forward work within backward."""
+    trace, parent = loop.timeline.trace, loop.timeline.op_parent
+    engine = named(trace.names, trace.ops.name, is_backward)
+    inside = np.flatnonzero(~engine & (nearest(parent, parent, engine) >= 0))
+    numbered = np.zeros(len(trace.ops), bool)
+    # Only where gradients are recorded do operators get a sequence number; in a plain backward they do not.
+    numbered[[op for op in inside.tolist() if b'"Sequence number"' in bytes(trace.ops.args[op])]] = True
+    return loop.under(numbered) >= 0
+
+
+def _modules(loop: Loop, rows: np.ndarray, most: int = 4) -> list[str]:
+    found: dict[str, float] = {}
+    for row in rows.tolist():
+        module = loop.module_of(row)
+        if module:
+            found[module] = found.get(module, 0.0) + float(loop.rows.dur_ns[row]) / loop.steps
+    worst = sorted(found.items(), key=lambda item: -item[1])[:most]
+    return [f"in {module}: {duration(took)} a step" for module, took in worst]
