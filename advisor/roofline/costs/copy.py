@@ -97,11 +97,13 @@ def fill_like(call: OpCall) -> Cost:
 @cost("aten::arange", "aten::linspace", "aten::range", "aten::tril_indices", "aten::triu_indices")
 def sequence(call: OpCall) -> Cost:
     """Writes ``ceil((end - start) / step)`` elements; the dtype is that of the ``out`` tensor."""
-    if call.name != "aten::arange" or len(call.concrete) < 3:
+    if call.name not in ("aten::arange", "aten::linspace") or len(call.concrete) < 3:
         raise Unknown("length not recorded")
     out = call.inputs[-1]
     if not isinstance(out, Tensor):
         raise Unknown("dtype not recorded")
+    if call.name == "aten::linspace":
+        return _move(0.0, max(1, integer(call, 2)) * itemsize(tensor(call, len(call.inputs) - 1).dtype))
     start, end, step = (float(value) for value in call.concrete[:3])
     return _move(0.0, max(1, math.ceil((end - start) / step)) * itemsize(out.dtype))
 

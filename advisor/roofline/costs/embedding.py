@@ -18,7 +18,7 @@ from advisor.roofline.costs.args import (
 )
 from advisor.roofline.costs.model import Cost, OpCall
 from advisor.roofline.costs.registry import Result, assign, cost
-from advisor.roofline.costs.traffic import distinct
+from advisor.roofline.costs.traffic import distinct, looked_up
 
 
 @cost("aten::embedding")
@@ -29,7 +29,8 @@ def embedding(call: OpCall) -> Cost:
         raise Unknown("not a table")
     rows, width = table.shape
     row = width * itemsize(table.dtype)
-    return Cost(0.0, distinct(index.numel, rows) * row + footprint(index), index.numel * row, "none")
+    read, again = looked_up(call, index.numel, rows, row)
+    return Cost(0.0, read + footprint(index), index.numel * row, "none", again)
 
 
 @cost("aten::embedding_dense_backward", "aten::embedding_backward")

@@ -17,22 +17,33 @@ from advisor.roofline.costs.args import (
 )
 from advisor.roofline.costs.model import Cost, OpCall, Tensor
 from advisor.roofline.costs.registry import Result, assign, cost
+from advisor.roofline.costs.traffic import FETCH_BYTES, distinct, looked_up
 
 _INDEX_BYTES = 8.0
 
 
-def _picked(source: Tensor, count: int) -> float:
-    """Bytes of `count` elements out of `source`, no more than it holds."""
-    return min(float(count * itemsize(source.dtype)), footprint(source))
+def _scattered(x: Tensor, draws: float) -> float:
+    """Bytes fetched to see single elements in no order: whole fetches, each once."""
+    fetches = footprint(x) / FETCH_BYTES
+    return min(distinct(draws, max(1.0, fetches)) * FETCH_BYTES, footprint(x))
+
+
+def _touched(x: Tensor, draws: float) -> float:
+    """Bytes of the elements that so many updates in no order touch, each once."""
+    return distinct(draws, x.numel) * itemsize(x.dtype)
 
 
 @cost("aten::gather", "aten::take_along_dim", "aten::take")
 def gather(call: OpCall) -> Cost:
-    """One element for each index; an index expanded over a row is read once."""
+    """One element for each index; whole rows where an index is expanded over them, and read once."""
     x = tensor(call, 0)
     index = tensor(call, 1 if call.name == "aten::take" else 2)
     written = index.numel * itemsize(x.dtype)
-    return Cost(0.0, _picked(x, index.numel) + footprint(index), written, "none")
+    is_row = index.strides is not None and len(index.shape) == 2 and index.strides[1] == 0 < index.shape[1]
+    if is_row and len(x.shape) == 2 and index.shape[1] == x.shape[1] > 1:
+        read, again = looked_up(call, index.shape[0], x.shape[0], x.shape[1] * itemsize(x.dtype))
+        return Cost(0.0, read + footprint(index), written, "none", again)
+    return Cost(0.0, _scattered(x, index.numel) + footprint(index), written, "none")
 
 
 @cost("aten::index_select")
@@ -42,8 +53,10 @@ def index_select(call: OpCall) -> Cost:
     dim = integer(call, 1)
     if not -len(x.shape) <= dim < len(x.shape):
         raise Unknown("no such dimension")
+    slice_bytes = footprint(x) / x.shape[dim]
+    read, again = looked_up(call, index.numel, x.shape[dim], slice_bytes)
     count = x.numel // x.shape[dim] * index.numel
-    return Cost(0.0, _picked(x, count) + footprint(index), count * itemsize(x.dtype), "none")
+    return Cost(0.0, read + footprint(index), count * itemsize(x.dtype), "none", again)
 
 
 def _index_lists(call: OpCall, position: int) -> list[Tensor]:
@@ -65,9 +78,10 @@ def index(call: OpCall) -> Cost:
     if not indices or len(indices) > len(x.shape) or _may_be_mask(x, indices):
         raise Unknown("a mask's count is not recorded")
     points = math.prod(broadcast(*(item.shape for item in indices)))
-    count = points * x.numel // math.prod(x.shape[: len(indices)])
-    read = _picked(x, count) + sum(item.numel for item in indices) * _INDEX_BYTES
-    return Cost(0.0, read, count * itemsize(x.dtype), "none")
+    places = math.prod(x.shape[: len(indices)])
+    read, again = looked_up(call, points, places, footprint(x) / places)
+    read += sum(item.numel for item in indices) * _INDEX_BYTES
+    return Cost(0.0, read, points * x.numel // places * itemsize(x.dtype), "none", again)
 
 
 @cost("aten::index_put_", "aten::_index_put_impl_", "aten::index_put", "aten::_unsafe_index_put")
@@ -78,10 +92,11 @@ def index_put(call: OpCall) -> Result:
     if not indices or _may_be_mask(x, indices):
         raise Unknown("a mask's count is not recorded")
     points = math.prod(broadcast(*(item.shape for item in indices)))
-    count = points * x.numel // math.prod(x.shape[: len(indices)])
+    places = math.prod(x.shape[: len(indices)])
+    count = points * x.numel // places
     accumulates = text(call, 3).lower() == "true"
     index_bytes = sum(item.numel for item in indices) * _INDEX_BYTES
-    moved = count * itemsize(x.dtype)
+    moved = distinct(points, places) / places * x.numel * itemsize(x.dtype)
     flops = float(count) if accumulates else 0.0
     read = footprint(values) + index_bytes + (moved if accumulates else 0.0)
     whole = Cost(flops, read, moved, vector_pipe(x.dtype, flops))
@@ -99,23 +114,23 @@ def index_put(call: OpCall) -> Result:
     "aten::scatter_reduce_",
     "aten::scatter_reduce",
 )
-def scatter(call: OpCall) -> Cost:
-    """One element for each index: read from the source, written (or added) into x."""
+def scatter(call: OpCall) -> Result:
+    """One element for each index: read from the source, written (or added) into x.
+
+    Out of place x is copied first, by an operator of its own.
+    """
     x, where = tensor(call, 0), tensor(call, 2)
     source = call.inputs[3] if len(call.inputs) > 3 else None
     adds = "add" in call.name or "reduce" in call.name
-    count = where.numel
-    moved = count * itemsize(x.dtype)
-    read = (
-        footprint(where)
-        + (moved if isinstance(source, Tensor) and source.shape else 0.0)
-        + (moved if adds else 0.0)
-    )
+    count, touched = where.numel, _touched(x, where.numel)
+    given = count * itemsize(x.dtype) if isinstance(source, Tensor) and source.shape else 0.0
     flops = float(count) if adds else 0.0
-    written = moved
-    if not call.name.endswith("_"):
-        read, written = read + footprint(x), size_bytes(x.shape, x.dtype) + moved
-    return Cost(flops, read, written, vector_pipe(x.dtype, flops))
+    read = footprint(where) + given + (touched if adds else 0.0)
+    main = Cost(flops, read, touched, vector_pipe(x.dtype, flops))
+    if call.launches or call.name.endswith("_"):
+        return main
+    size = size_bytes(x.shape, x.dtype)
+    return Cost(flops, read + footprint(x), touched + size, main.pipe)
 
 
 @cost("aten::index_add_", "aten::index_add", "aten::index_copy_", "aten::index_copy", "aten::index_reduce_")
@@ -123,7 +138,10 @@ def index_add(call: OpCall) -> Cost:
     """Adds (copies) a slice of the source for each index."""
     x, where, source = tensor(call, 0), tensor(call, 2), tensor(call, 3)
     adds = "copy" not in call.name
-    moved = source.numel * itemsize(x.dtype)
+    dim = integer(call, 1)
+    if not -len(x.shape) <= dim < len(x.shape):
+        raise Unknown("no such dimension")
+    moved = distinct(where.numel, x.shape[dim]) / x.shape[dim] * x.numel * itemsize(x.dtype)
     flops = float(source.numel) if adds else 0.0
     return Cost(
         flops,

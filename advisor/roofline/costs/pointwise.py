@@ -50,7 +50,8 @@ UNARY = {
     "conj_physical": 0, "nan_to_num": 0, "deg2rad": MUL, "rad2deg": MUL, "real": 0, "imag": 0,
     "angle": TRIG, "isnan": 0,
     "isinf": 0, "isfinite": 0, "logical_not": 0, "bitwise_not": 0, "pow_scalar": POW, "i0": TRIG,
-    "special_expit": SIGMOID, "special_erf": ERF, "mvlgamma": 2 * LOG,
+    "special_expit": SIGMOID, "special_erf": ERF, "special_erfcx": ERF, "special_i0": TRIG,
+    "special_i1": TRIG, "special_ndtri": TRIG, "special_log_ndtr": ERF + LOG, "mvlgamma": 2 * LOG,
 }  # fmt: skip
 #: Operators of two tensors (or a tensor and a number).
 BINARY = {

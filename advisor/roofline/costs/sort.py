@@ -28,7 +28,9 @@ def sort(call: OpCall) -> Result:
         whole,
         (r"exclusivesum|init", small),
         (r"histogram|upsweep", keys),
-        (r"onesweep|downsweep|merge|blocksort|radix|segmented", one_pass),
+        (r"fill_index|fill_reverse", Cost(0.0, 0.0, _INDEX_BYTES * x.numel, "none")),
+        (r"postprocess", Cost(0.0, _pairs(x), _pairs(x), "none")),
+        (r"onesweep|downsweep|merge|blocksort|radix|segmented|bitonic|sortkv", one_pass),
         whole=whole,
     )
 
@@ -75,11 +77,17 @@ def unique(call: OpCall) -> Result:
 
 @cost("aten::nonzero", "aten::masked_select", "aten::nonzero_static")
 def nonzero(call: OpCall) -> Result:
-    """Counts, then compacts. How many are found is not recorded: what is written is counted as none."""
+    """Counts, then compacts, reading all each time. How many are found is not recorded: none are written."""
     x = tensor(call, 0)
     read = sum(footprint(arg) for arg in call.inputs if isinstance(arg, Tensor) and arg.shape)
     main = Cost(0.0, read or footprint(x), 0.0, "none")
-    return assign(call, main, (r"init", Cost(0.0, 0.0, 0.0, "none")), whole=main)
+    return assign(
+        call,
+        main,
+        (r"init", Cost(0.0, 0.0, 0.0, "none")),
+        (r"reduce|select|compact|partition|compute_agg|write_indices", main),
+        whole=main,
+    )
 
 
 @cost("aten::searchsorted", "aten::bucketize")

@@ -20,6 +20,8 @@ _SHARED = 0.5
 _KEPT_OF_LARGE, _KEPT_OF_SMALL = 0.95, 0.8
 #: Blocks of 1024 and of 128 threads that a multiprocessor of 2048 holds.
 _LARGE_BLOCKS, _SMALL_BLOCKS = 2, 16
+#: Of the L2, what the last reads and writes of rows in no order occupy before they are pushed out.
+_REMEMBERED = 0.64
 #: An H200 fetches two sectors of 32 bytes for a single element.
 FETCH_BYTES = 64
 
@@ -66,6 +68,25 @@ def missed(call: OpCall, bytes_per_block: float, blocks: float, small_blocks: bo
 def distinct(draws: float, population: float) -> float:
     """How many of a population are seen in so many draws, if each is as likely: values are not recorded."""
     return -population * math.expm1(-draws / population)
+
+
+def looked_up(call: OpCall, draws: float, rows: float, row_bytes: float) -> tuple[float, float]:
+    """Bytes fetched to look up so many rows of a table, all as likely; and those fetched again of them.
+
+    A row is fetched if none of the draws shortly before was of it: with a mean of ``k`` draws a row, and a
+    share ``w`` of all traffic (rows read, and written elsewhere) that the cache remembers,
+    ``1 - exp(-k w) + k (1 - w) exp(-k w)`` times. The share of the L2 that remembers is fitted to an H200's
+    counters for embeddings of 100 and 200 MB (within 2 %).
+    """
+    once = distinct(draws, rows) * row_bytes
+    cache = cache_bytes(call)
+    if cache is None:
+        return once, 0.0
+    remembered = min(1.0, _REMEMBERED * cache / (2 * draws * row_bytes))
+    mean = draws / rows
+    none_lately = math.exp(-mean * remembered)
+    fetched = (1 - none_lately + mean * (1 - remembered) * none_lately) * rows * row_bytes
+    return max(once, fetched), max(0.0, fetched - once)
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,12 @@
 """Embedding, indexing, sorting and losses: what is read depends on indices."""
 
+import math
+
 import pytest
 
 from advisor.roofline.costs import launch_costs, op_cost
-from tests.roofline.costs.calls import BF16, FP32, INT64, call
+from advisor.roofline.costs.traffic import looked_up
+from tests.roofline.costs.calls import BF16, FP32, H200, INT64, call
 
 TABLE = ((50257, 768), FP32)
 
@@ -50,7 +53,23 @@ def test_gather_reads_an_expanded_index_once():
     found = op_cost(
         call("aten::gather", TABLE, "0", ((8192, 768), INT64, [1, 0]), "False", ((8192, 768), FP32))
     )
-    assert found.bytes_read == 8192 * 768 * 4 + 8192 * 8
+    rows = TABLE[0][0]
+    drawn = rows * -math.expm1(-8192 / rows)
+    assert found.bytes_read == pytest.approx(drawn * 768 * 4 + 8192 * 8)
+
+
+def test_rows_that_the_cache_has_forgotten_are_fetched_again():
+    # GIVEN 24,576 draws of rows of 4 kB, or of 2 kB, from 50,257: an H200 fetched 92.7 and 43.2 MB of them
+    for width, megabytes in ((4096, 92.7), (2048, 43.2)):
+        read, again = looked_up(call("", settings=H200), 24_576, 50_257, width)
+        assert read / 1e6 == pytest.approx(megabytes, rel=0.02)
+        assert looked_up(call(""), 24_576, 50_257, width) == (pytest.approx(read - again), 0.0)
+    assert looked_up(call("", settings=H200), 24_576, 512, 2048)[1] == pytest.approx(0, abs=1)
+
+
+def test_single_elements_cost_whole_fetches():
+    found = op_cost(call("aten::gather", ((6000, 4000), FP32), "1", ((6000, 3000), INT64), "False"))
+    assert found.bytes_read - 8 * 6000 * 3000 == pytest.approx(4 * 6000 * 4000, rel=0.001)
 
 
 def test_indexing_with_what_may_be_a_mask_has_no_cost():
@@ -60,8 +79,31 @@ def test_indexing_with_what_may_be_a_mask_has_no_cost():
 
 def test_adding_by_index_reads_what_it_adds_to():
     found = op_cost(call("aten::index_add_", ((100, 8), FP32), "0", ((30,), INT64), ((30, 8), FP32), "1"))
-    assert found.bytes_read == 2 * 30 * 8 * 4 + 30 * 8
+    rows = 100 * -math.expm1(-0.3)
+    assert found.bytes_read == pytest.approx(30 * 8 * 4 + rows * 8 * 4 + 30 * 8)
     assert found.flops == 240
+
+
+def test_a_scatter_out_of_place_leaves_the_copy_to_its_operator():
+    arguments = (((64, 64), FP32), "1", ((64, 8), INT64), ((64, 8), FP32))
+    (kernel,) = launch_costs(call("aten::scatter_add", *arguments, kernels=["scatter_gather_kernel"]))
+    whole = op_cost(call("aten::scatter_add", *arguments))
+    assert whole.bytes_read - kernel.bytes_read == whole.bytes_written - kernel.bytes_written == 4 * 64 * 64
+
+
+def test_each_pass_over_a_mask_reads_all_of_it():
+    kernels = ["DeviceReduceKernel", "DeviceSelectSweepKernel", "DeviceCompactInitKernel"]
+    counting, choosing, starting = launch_costs(call("aten::nonzero", ((4096,), "bool"), kernels=kernels))
+    assert counting.bytes_read == choosing.bytes_read == 4096
+    assert starting.bytes_read == 0
+
+
+def test_a_transform_in_two_kernels_moves_everything_twice():
+    signal = ((64, 64), "c10::complex<float>")
+    first, second = launch_costs(
+        call("aten::_fft_c2c", signal, "[0, 1]", "0", "True", kernels=["vector_fft<a>", "vector_fft<b>"])
+    )
+    assert first.bytes_read == first.bytes_written == second.bytes_read == second.bytes_written == 8 * 4096
 
 
 def test_top_k_reads_all_keys_in_each_counting_pass():

@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from advisor.roofline.costs import Cost, Launch, OpCall, launch_costs, op_cost, parse_inputs
+from advisor.roofline.costs import Cost, Launch, OpCall, Tensor, launch_costs, op_cost, parse_inputs
 from advisor.roofline.costs import registry as registry_module
+from advisor.roofline.device_table import PIPES
 
 registry_module.knows("load")
 NAMES = sorted(registry_module._exact) + [f"{prefix}x" for prefix in registry_module._prefixes]
@@ -27,6 +28,8 @@ _ARGS = st.tuples(
 _KERNEL_NAMES = [
     "Memset (Device)", "nvjet_tst_64x64", "splitKreduce_kernel", "multi_tensor_apply_kernel<float>", "dgrad",
     "cudnn::nchwToNhwcKernel<float>", "DeviceRadixSort", "", "convert_dq", "wgrad",
+    "flash_bwd_kernel<Flash_bwd_kernel_traits<64, 64, 128, 8>>", "cast_transpose", "rmsnorm_fwd",
+    "bmm_Bfloat16_MxE2m1MxE4m3_Fp32_t128x16x256_swiGlu", "vector_fft", "liger_cross_entropy_kernel",
 ]  # fmt: skip
 _KERNELS = st.lists(
     st.builds(
@@ -39,9 +42,18 @@ _KERNELS = st.lists(
 )
 
 
+_SETTINGS = {"l2_bytes": 60e6, "sm_count": 132}
+
+
 def _is_plausible(cost):
-    return cost is None or all(
-        math.isfinite(n) and n >= 0 for n in (cost.flops, cost.bytes_read, cost.bytes_written)
+    if cost is None:
+        return True
+    figures = (cost.flops, cost.bytes_read, cost.bytes_written, cost.bytes_reread, cost.flops_padding)
+    return (
+        all(math.isfinite(figure) and figure >= 0 for figure in figures)
+        and cost.bytes_reread <= cost.bytes_read
+        and cost.flops_padding <= cost.flops
+        and cost.pipe in (*PIPES, "none")
     )
 
 
@@ -51,10 +63,69 @@ def test_any_arguments_give_plausible_costs_or_none(start, data, args, kernels):
     name = data.draw(st.sampled_from(NAMES[start : start + 60]))
     columns = [list(column) for column in zip(*args, strict=True)] or [[], [], [], []]
     inputs, concrete = parse_inputs(*columns)
-    call = OpCall(name, inputs, concrete, tuple(kernels), settings={"l2_bytes": 60e6, "sm_count": 132})
+    _check(OpCall(name, inputs, concrete, tuple(kernels), settings=_SETTINGS, partner=inputs[::-1]))
+
+
+#: Arguments that often fit each other, so that formulas get past their first questions.
+_LIKELY = st.tuples(
+    st.sampled_from(
+        [[4, 4], [4, 4, 4], [4, 4, 4, 4], [4], [1], [3], [], [4, 2], [8, 4], [0, 4], [[4, 4], [4]]]
+    ),
+    st.sampled_from(["float", "c10::BFloat16", "long int", "bool", "weird::Type", "Scalar"]),
+    st.none(),
+    st.sampled_from(
+        ["", "0", "1", "2", "4", "-1", "True", "False", "[1, 1]", "[4, 4]", "[True, True]", "relu"]
+    ),
+)
+
+
+@pytest.mark.parametrize("start", range(0, len(NAMES), 80))
+@given(data=st.data(), args=st.lists(_LIKELY, min_size=3, max_size=28), kernels=_KERNELS)
+def test_arguments_that_nearly_fit_give_plausible_costs_or_none(start, data, args, kernels):
+    name = data.draw(st.sampled_from(NAMES[start : start + 80]))
+    inputs, concrete = parse_inputs(*(list(column) for column in zip(*args, strict=True)))
+    partner = tuple(data.draw(st.permutations(inputs)))
+    parameters = tuple(item for item in inputs if isinstance(item, Tensor))
+    _check(
+        OpCall(
+            name,
+            inputs,
+            concrete,
+            tuple(kernels),
+            parameters,
+            _SETTINGS,
+            next(iter(parameters), None),
+            partner,
+        )
+    )
+
+
+def _check(call):
     found = launch_costs(call)
-    assert len(found) == len(kernels)
+    assert len(found) == len(call.launches)
     assert all(_is_plausible(cost) for cost in (*found, op_cost(call)))
+
+
+_UNHEARD_OF = [
+    Tensor((4, 4), "weird::Type"), Tensor((4, 4), "unknown"), Tensor((0, 4), "fp32"),
+    Tensor((2**40, 2**40), "fp32"), Tensor((-1, 4), "fp32"), Tensor((4, 4), "fp32", (1,)),
+    Tensor((4, 4), "fp32", (-4, 1)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("broken", _UNHEARD_OF, ids=str)
+@pytest.mark.parametrize(
+    "name", ["aten::mm", "aten::add", "aten::sum", "aten::copy_", "aten::native_layer_norm"]
+)
+def test_a_tensor_that_cannot_be_leaves_its_operator_without_a_cost(name, broken):
+    arguments = (broken, broken, broken)
+    assert op_cost(OpCall(name, arguments, ("", "0", "False"))) is None
+
+
+@pytest.mark.parametrize("name", ["", "vendor::gemm", "aten::", "aten::mm_of_tomorrow", "triton_", "\0", "*"])
+def test_operators_of_unknown_libraries_have_no_cost(name):
+    square = Tensor((4, 4), "fp32")
+    assert launch_costs(OpCall(name, (square,) * 3, launches=(Launch("gemm", 1),))) == (None,)
 
 
 def test_without_recorded_arguments_there_is_no_cost():
