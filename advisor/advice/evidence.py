@@ -58,12 +58,15 @@ def shape(tensor: Tensor) -> str:
     return f"{list(tensor.shape)} {tensor.dtype}"
 
 
-def fused(groups: Sequence[Sequence[int]], times: Sequence[Estimate]) -> list[Fuse]:
+def fused(
+    groups: Sequence[Sequence[int]], times: Sequence[Estimate], *, with_host: bool = True
+) -> list[Fuse]:
     """Each group of rows as one launch of its time; groups without rows are left out.
 
     Args:
         groups: rows of each.
         times: one for each group, plain numbers.
+        with_host: as for `Fuse`.
     """
     kept = [(np.array(sorted(rows)), time) for rows, time in zip(groups, times, strict=True) if len(rows)]
     if not kept:
@@ -76,5 +79,6 @@ def fused(groups: Sequence[Sequence[int]], times: Sequence[Estimate]) -> list[Fu
                 np.array([float(time.likely) for _, time in kept]),
                 np.array([float(time.optimistic) for _, time in kept]),
             ),
+            with_host,
         )
     ]

@@ -83,13 +83,21 @@ class Group:
     @property
     def forward_bytes(self) -> float:
         """What one kernel would have to move: inputs once, the result once."""
-        read, written = self.bytes_in or 2.0, self.bytes_out or 2.0
+        read, written = self._widths
         return self.elements * (read * (1 + self.extra_inputs) + written)
+
+    @property
+    def _widths(self) -> tuple[float, float]:
+        """Bytes an element of input and result; 16 bits where not recorded."""
+        return (
+            2.0 if self.bytes_in is None else self.bytes_in,
+            2.0 if self.bytes_out is None else self.bytes_out,
+        )
 
     @property
     def backward_bytes(self) -> float:
         """For the gradients: the result's gradient and the inputs once, the inputs' gradients once."""
-        read, written = self.bytes_in or 2.0, self.bytes_out or 2.0
+        read, written = self._widths
         return self.elements * (written + 2 * read * (1 + self.extra_inputs))
 
 
@@ -278,6 +286,8 @@ def norm(units: Sequence[Unit]) -> Iterator[Group]:
 
 
 def _root_after(units: Sequence[Unit], at: int, rows: int) -> int | None:
+    if units[at].name in ("linalg_vector_norm", "norm"):
+        return at
     for next_at in range(at + 1, min(len(units), at + 8)):
         unit = units[next_at]
         if unit.name in ("rsqrt", "sqrt") and unit.numel == rows:

@@ -41,17 +41,11 @@ def channels_last(loop: Loop) -> Iterator[Finding]:
 
     Silent where inputs are channels_last already, and in fp32 without TF32, where convolutions take NCHW.
     """
-    family, phase = loop.family, loop.in_phase("forward", "loss", "backward", "other")
-    convolution = (family == "convolution") & loop.counted & phase
-    loop.require(convolution.any(), "no convolutions")
-    layout = convolution & loop.by_name(lambda name: roles.role(name) == "layout", bool)
+    loop.require(((loop.family == "convolution") & loop.counted).any(), "no convolutions")
     nchw = [unit for unit in loop.calls.units if "conv" in unit.name and _is_nchw(unit.tensors)]
-    if not layout.any() or not nchw:
+    transforms, others = nchw_rows(loop)
+    if not len(transforms) or not nchw:
         return
-    transforms = np.flatnonzero(layout)
-    beside = loop.counted & phase & np.isin(family, ("norm", "pooling")) & (loop.rows.kind == KERNEL)
-    others = np.flatnonzero(beside & ~np.isnan(loop.analysis.bounds.roof_ns))
-    others = others[[_is_nchw_of(loop, row) for row in others.tolist()]] if len(others) else others
     edits: list[Edit] = [Remove(transforms, with_host=False)]
     if len(others):
         edits.append(Retime(others, _in_channels_last(loop, others)))
@@ -78,6 +72,18 @@ def channels_last(loop: Loop) -> Iterator[Finding]:
         "images = images.to(device, memory_format=torch.channels_last, non_blocking=True)",
         risk="another algorithm of cuDNN: rounding differs; `.view` across channels has to become `.reshape`",
     )
+
+
+def nchw_rows(loop: Loop) -> tuple[np.ndarray, np.ndarray]:
+    """Layout transforms in convolutions; with any of them, norms and poolings on NCHW tensors too."""
+    phase = loop.in_phase("forward", "loss", "backward", "other") & loop.counted
+    layout = loop.by_name(lambda name: roles.role(name) == "layout", bool)
+    transforms = np.flatnonzero((loop.family == "convolution") & layout & phase)
+    if not len(transforms):
+        return transforms, transforms
+    beside = phase & np.isin(loop.family, ("norm", "pooling")) & (loop.rows.kind == KERNEL)
+    others = np.flatnonzero(beside & ~np.isnan(loop.analysis.bounds.roof_ns))
+    return transforms, others[np.array([_is_nchw_of(loop, row) for row in others.tolist()], bool)]
 
 
 def _is_nchw(tensors: list[Tensor]) -> bool:

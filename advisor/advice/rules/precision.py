@@ -39,6 +39,12 @@ def _on_pipes(loop: Loop, *names: str) -> np.ndarray:
     return np.flatnonzero(np.isin(costs.pipe, wanted) & matrix & loop.counted & (costs.flops > 0))
 
 
+def _fp32_products(loop: Loop, *pipes: str) -> np.ndarray:
+    """Rows of matrix kernels on these pipes whose operands are fp32."""
+    rows = _on_pipes(loop, *pipes)
+    return rows[np.array([_is_fp32(loop, row) for row in rows.tolist()], bool)]
+
+
 def _is_fp32(loop: Loop, row: int) -> bool:
     op = int(loop.rows.op[row])
     return op >= 0 and any(tensor.dtype == "fp32" for tensor in tensors_of(loop.call(op))[:2])
@@ -80,8 +86,9 @@ def tf32(loop: Loop) -> Iterator[Finding]:
     Silent where TF32 or 16 bits are in use, on devices without TF32, and below a twentieth of the step.
     """
     loop.require(loop.device.peak("tensor_tf32"), "the device has no TF32, or its roofs are not known")
-    rows = _on_pipes(loop, "vector_fp32")
-    rows = rows[[_is_fp32(loop, row) for row in rows.tolist()]] if len(rows) else rows
+    rows = _fp32_products(loop, "vector_fp32")
+    # Fused attention in fp32 multiplies in three TF32 products each whatever the setting.
+    rows = rows[loop.family[rows] != "attention"]
     taken = loop.per_step_ns(rows)
     if not len(rows) or loop.share(taken) < _WORTH:
         return
@@ -111,10 +118,12 @@ _UNDER_AUTOCAST = {
     "mixed": (1.0, 0.87, 0.75),
     "same": (1.0, 1.0, 0.9),
     "softmax": (3.0, 2.3, 1.0),
+    # Half the bytes, but NCHW in bf16 falls back from cuDNN's kernels to slower ones.
+    "batch_norm": (1.4, 0.9, 0.55),
 }
 _HALVES = frozenset({
     "silu", "gelu", "relu", "sigmoid", "tanh", "mul", "div", "masked_fill", "where", "dropout",
-    "native_dropout", "max_pool2d", "avg_pool2d", "adaptive_avg_pool2d", "batch_norm", "cat", "clone",
+    "native_dropout", "max_pool2d", "avg_pool2d", "adaptive_avg_pool2d", "cat", "clone",
     "contiguous", "reshape", "leaky_relu", "elu", "hardswish", "matmul", "linear",
 })  # fmt: skip
 
@@ -141,8 +150,7 @@ def mixed(loop: Loop) -> Iterator[Finding]:
     dtype = "bf16" if loop.device.peak("tensor_bf16") else "fp16"
     pipe = f"tensor_{dtype}"
     loop.require(loop.device.peak(pipe), "the device has no 16-bit matrix units, or its roofs are not known")
-    rows = _on_pipes(loop, "vector_fp32", "tensor_tf32")
-    rows = rows[[_is_fp32(loop, row) for row in rows.tolist()]] if len(rows) else rows
+    rows = _fp32_products(loop, "vector_fp32", "tensor_tf32")
     taken = loop.per_step_ns(rows)
     if not len(rows) or loop.share(taken) < 2 * _WORTH:
         return
@@ -231,6 +239,8 @@ def _memory_bound_in_16_bits(loop: Loop, products: set[int]) -> list[Edit]:
 def _kind_under_autocast(unit: Unit) -> str:
     if unit.name == "softmax":
         return "softmax"
+    if "batch_norm" in unit.name:
+        return "batch_norm"
     if "conv" in unit.name or unit.name in _HALVES:
         return "half"
     return "mixed" if unit.name in ("add", "sub", "sum", "mean", "view", "transpose", "split") else "same"
@@ -244,19 +254,22 @@ def _casts(loop: Loop, products: np.ndarray) -> list[Edit]:
     if not bandwidth:
         return []
     weights = {frozenset(tensor.shape) for tensor in loop.trained}
+    of_unit: dict[int, list[int]] = defaultdict(list)
     for row in products.tolist():
-        unit = loop.calls.of_row.get(row)
-        if unit is None:
-            continue
-        operands = [t for t in unit.tensors if len(t.shape) >= 2]
-        weight = next((t for t in operands[1:] if frozenset(t.shape) in weights), None)
+        if row in loop.calls.of_row:
+            of_unit[id(loop.calls.of_row[row])].append(row)
+    for rows in of_unit.values():
+        unit = loop.calls.of_row[rows[0]]
+        operands = [tensor for tensor in unit.tensors if len(tensor.shape) >= 2]
+        weight = next((one for one in operands[1:] if frozenset(one.shape) in weights), None)
         if weight is None:
             continue
-        # Read in fp32 and written in 16 bits, or the other way round; every other input comes in fp32.
-        is_first = row in (unit.forward[-1:] or [-1]) or row in unit.backward[-1:]
-        if is_first:
-            after.append(row)
-            nbytes.append(6.0 * (weight.numel + 0.5 * operands[0].numel))
+        for half in (set(unit.forward), set(unit.backward)):
+            own = [row for row in rows if row in half]
+            if own:
+                after.append(own[-1])
+                # fp32 read and 16 bits written, or the other way round; every other input comes in fp32.
+                nbytes.append(6.0 * (weight.numel + 0.5 * operands[0].numel))
     if not after:
         return []
     time = np.array(nbytes) / bandwidth * 1e9 / 0.6 + 3_000
@@ -387,8 +400,8 @@ def fp8(loop: Loop) -> Iterator[Finding]:
     """fp8 doubles the rate of matrix products over bf16, less what scaling and casting the operands costs.
 
     It pays for linear layers whose sizes are all 2048 and more. Recognised by such products in bf16 on a
-    device with fp8, in a fifth of the step or more. The range begins at no gain, for fp8 training
-    needs a library and a check of the loss. Silent for small layers, attention's products and devices without fp8.
+    device with fp8, in a fifth of the step or more. The range begins at no gain, for fp8 training needs a
+    library and a check of the loss. Silent for small layers, attention's products, devices without fp8.
     """
     loop.require(loop.device.peak("tensor_fp8"), "the device has no fp8, or its roofs are not known")
     pipes, costs = loop.analysis.costs.pipes, loop.analysis.costs

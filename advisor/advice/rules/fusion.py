@@ -1,0 +1,369 @@
+"""Fusion: memory-bound work in many passes where one would do."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from advisor.advice.edits import Estimate
+from advisor.advice.evidence import fused, kernel_lines, module_line
+from advisor.advice.finding import Finding
+from advisor.advice.loop import Loop
+from advisor.advice.patterns import Group, ends_in_norm
+from advisor.advice.rates import at_most
+from advisor.advice.rule import rule
+from advisor.advice.wording import count, duration, percent, size
+
+#: Below this share of the step there is nothing worth a reader's time.
+_MIN_SHARE = 0.01
+#: From this share on, a saving that hides behind other work is worth a note.
+_LARGE_SHARE = 0.05
+_START_NS = 2_500.0
+_BENCHMARKS = (
+    "An H200 (torch 2.11): benchmarks/results/kernels_*.json, eager, torch.compile, Liger and bundled"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Passes:
+    """Time of a fused kernel as a multiple of its compulsory bytes at the datasheet's bandwidth.
+
+    From pessimistic to optimistic. The middle is that of the fix named first, the best that of the bundled
+    kernels.
+    """
+
+    forward: tuple[float, float, float]
+    backward: tuple[float, float, float]
+
+
+def _times(loop: Loop, group: Group, passes: _Passes) -> list[Estimate]:
+    """Forward's and backward's time when fused; not above what is taken now."""
+    bandwidth = loop.device.bandwidth_bytes_per_s or 1.0
+    found = []
+    for rows, nbytes, multiples in (
+        (group.forward, group.forward_bytes, passes.forward),
+        (group.backward, group.backward_bytes, passes.backward),
+    ):
+        roof, now = nbytes / bandwidth * 1e9, float(loop.rows.dur_ns[rows].sum())
+        found.append(at_most(Estimate(*(roof * multiple + _START_NS for multiple in multiples)), now))
+    return found
+
+
+def _large_enough(loop: Loop, groups: Sequence[Group]) -> bool:
+    rows = [row for group in groups for row in group.rows]
+    return bool(rows) and loop.share(loop.per_step_ns(np.array(rows))) >= _MIN_SHARE
+
+
+def _finding(
+    loop: Loop,
+    groups: Sequence[Group],
+    times: Sequence[Sequence[Estimate]],
+    *,
+    title: str,
+    fix: str,
+    risk: str,
+    swap: str | None,
+    note: str = "",
+    with_host: bool = True,
+) -> Finding:
+    """A finding over all groups of a kind; `title` goes before count and time."""
+    rows = [row for group in groups for row in group.rows]
+    taken = loop.per_step_ns(np.array(rows))
+    by_kind: dict[str, list[Group]] = defaultdict(list)
+    for group in groups:
+        by_kind[group.what].append(group)
+    largest = sorted(by_kind.items(), key=lambda item: -sum(_time_of(loop, group) for group in item[1]))
+    edits = list(
+        fused(
+            [rows for group in groups for rows in (group.forward, group.backward)],
+            [time for pair in times for time in pair],
+            with_host=with_host,
+        )
+    )
+    if not note and loop.share(taken) >= _LARGE_SHARE and _hides(loop, edits):
+        note = "this work hides behind the host, the input or another stream: the step would not be shorter"
+    return Finding(
+        title=f"{title} in {count(len(groups) / loop.steps, 'place')}: "
+        f"{count(len(rows) / loop.steps, 'kernel')} take {duration(taken)}, "
+        f"{percent(loop.share(taken))} of the step",
+        evidence=[
+            *(
+                f"{what}, {size(same[0].forward_bytes)} if moved once: {len(same) / loop.steps:.0f} times, "
+                f"{duration(sum(_time_of(loop, group) for group in same) / loop.steps)}"
+                for what, same in largest[:4]
+            ),
+            *kernel_lines(loop, rows, 5),
+            *module_line(loop, rows),
+        ],
+        edits=edits,
+        fix=fix,
+        risk=risk,
+        swap=swap,
+        note=note,
+    )
+
+
+def _time_of(loop: Loop, group: Group) -> float:
+    return float(loop.rows.dur_ns[group.rows].sum())
+
+
+def _hides(loop: Loop, edits: list) -> bool:
+    return loop.step_ns - loop.replay.step_ns(edits, "optimistic") < 0.003 * loop.step_ns
+
+
+#: The norms' own operators take 1.5 times the roof forward and 2.6 to 4.1 backward, bundled ones 1.2 and 1.3.
+_NORM = _Passes((2.2, 1.6, 1.2), (4.6, 3.2, 1.3))
+
+
+@rule(
+    "fusion.norm",
+    title="Norms run as one kernel",
+    failure="Norms are written out in many passes",
+    source=f"Zhang and Sennrich, Root Mean Square Layer Normalization (2019)\n{_BENCHMARKS}",
+)
+def norm(loop: Loop) -> Iterator[Finding]:
+    """A norm written as `x * rsqrt(mean(x²) + eps) * weight` reads and writes its tensor many times.
+
+    Six to ten kernels forward and twice as many backward do what one pass each way does. `F.rms_norm` and
+    `F.layer_norm` are single kernels on the device.
+
+    Recognised by a mean or variance over the last dimension, the root of it, and products with it; casts
+    around and gradients belong to it. The new time is that of the norm's own operator, at best that of the
+    bundled ones.
+
+    Silent for norms that are one operator already.
+    """
+    groups = loop.patterns.of("norm")
+    loop.require(groups, "no norms written out")
+    loop.require(loop.device.bandwidth_bytes_per_s, "the device's bandwidth is not known")
+    if not _large_enough(loop, groups):
+        return
+    centred = groups[0].what.startswith("LayerNorm")
+    name, function = ("LayerNorm", "layer_norm") if centred else ("RMSNorm", "rms_norm")
+    yield _finding(
+        loop,
+        groups,
+        [_times(loop, group, _NORM) for group in groups],
+        title=f"hand-written {name}",
+        fix=f"self.norm = torch.nn.{name}({groups[0].width}, eps=eps)  # torch >= 2.9 fuses RMSNorm on CUDA\n"
+        f"# or in place: y = torch.nn.functional.{function}(x, (x.shape[-1],), self.weight, eps=eps)\n"
+        f"# or the bundled kernel: from advisor.kernels import {function}",
+        risk="sums in another order; a cast back to 16 bits that came before the weight comes after it now",
+        swap="norm",
+    )
+
+
+_GATE = _Passes((2.0, 1.3, 1.12), (2.0, 1.3, 1.12))
+
+
+@rule(
+    "fusion.gate",
+    title="Gated activations run as one kernel",
+    failure="Gated activations store the activation on the way",
+    source=f"Shazeer, GLU Variants Improve Transformer (2020)\n{_BENCHMARKS}",
+)
+def gate(loop: Loop) -> Iterator[Finding]:
+    """`silu(a) * b` in two kernels writes and reads `silu(a)` for nothing, and more so backward.
+
+    One kernel reads both and writes the product; backward it computes the activation again.
+
+    Recognised by an activation followed by a product of two tensors of its size, with a matrix product
+    between them or not. Silent for gates that are one operator, or compiled.
+    """
+    groups = loop.patterns.of("gate")
+    loop.require(groups, "no gated activations in two operators")
+    loop.require(loop.device.bandwidth_bytes_per_s, "the device's bandwidth is not known")
+    if not _large_enough(loop, groups):
+        return
+    yield _finding(
+        loop,
+        groups,
+        [_times(loop, group, _GATE) for group in groups],
+        title=f"gated activation {groups[0].what}",
+        fix="from advisor.kernels import swiglu\ny = self.down(swiglu(self.gate(x), self.up(x)))\n"
+        "# or: self.mlp = torch.compile(self.mlp)",
+        risk="the activation is not rounded to 16 bits before the product",
+        swap="activation",
+    )
+
+
+_ROPE = _Passes((2.5, 1.5, 1.35), (5.0, 3.0, 1.3))
+
+
+@rule(
+    "fusion.rope",
+    title="Rotary embedding runs as one kernel",
+    failure="Rotary embedding takes many passes",
+    source=f"Su et al., RoFormer (2021)\n{_BENCHMARKS}",
+)
+def rope(loop: Loop) -> Iterator[Finding]:
+    """`x * cos + rotate_half(x) * sin` is five kernels forward, on queries and keys, where one does all.
+
+    Recognised by a negated half, concatenated, in a product and a sum; or by a product of complex numbers.
+    Silent for rotations that are one operator, or compiled.
+    """
+    groups = loop.patterns.of("rope")
+    loop.require(groups, "no rotary embedding in several operators")
+    loop.require(loop.device.bandwidth_bytes_per_s, "the device's bandwidth is not known")
+    if not _large_enough(loop, groups):
+        return
+    yield _finding(
+        loop,
+        groups,
+        [_times(loop, group, _ROPE) for group in groups],
+        title="rotary embedding",
+        fix="from advisor.kernels import rope\nq, k = rope(q, k, cos, sin)\n"
+        "# or: apply_rotary = torch.compile(apply_rotary)",
+        risk="products are summed in fp32 before rounding",
+        swap="rope",
+    )
+
+
+_SOFTMAX = _Passes((3.5, 2.0, 1.2), (2.5, 1.5, 1.2))
+
+
+@rule(
+    "fusion.softmax_mask",
+    title="Softmaxes take scale and mask along",
+    failure="Scale, mask and casts around a softmax take passes of their own",
+    source=_BENCHMARKS,
+)
+def softmax_mask(loop: Loop) -> Iterator[Finding]:
+    """Scale, mask and cast before a softmax, and the cast after it, each read and write the whole tensor.
+
+    One kernel loads a row, applies them on the way, and writes the result once. Recognised by pointwise
+    operators of the softmax's size right around it. Silent inside attention, where all of it can be fused.
+    """
+    groups = loop.patterns.of("softmax")
+    loop.require(groups, "no softmax with work around it, outside attention")
+    loop.require(loop.device.bandwidth_bytes_per_s, "the device's bandwidth is not known")
+    if not _large_enough(loop, groups):
+        return
+    yield _finding(
+        loop,
+        groups,
+        [_times(loop, group, _SOFTMAX) for group in groups],
+        title="softmax with scale, mask or casts",
+        fix="from advisor.kernels.softmax import softmax\np = softmax(scores, scale=scale, mask=mask)\n"
+        "# or: torch.compile the function around the softmax",
+        risk="in 16 bits the softmax is computed in fp32 inside, without an fp32 copy",
+        swap="softmax",
+    )
+
+
+#: Eager takes 4 times the roof and more each way; torch.compile in a GPT step 2.4 to 3.4 and 2, bundled 1.4.
+_RESIDUAL = _Passes((4.0, 2.9, 1.4), (3.6, 2.2, 1.5))
+
+
+@rule(
+    "fusion.residual_norm",
+    title="Residual sums and norms run together",
+    failure="Residual sums are stored only to be read again by a norm",
+    source=_BENCHMARKS,
+)
+def residual_norm(loop: Loop) -> Iterator[Finding]:
+    """A residual sum, with dropout before it or not, and the norm after it can share one pass.
+
+    The sum is in registers when the norm needs it; backward, the two gradients of the residual are added on
+    the way. Eager LayerNorm's weight gradient is slow besides, at a quarter of the bandwidth.
+
+    Recognised by a sum of two tensors of one size right before a norm's operator of that size. Silent for
+    compiled models, and where sum and norm are in different layers with work between them.
+    """
+    groups = loop.patterns.of("residual_norm")
+    loop.require(groups, "no residual sum right before a norm")
+    loop.require(loop.device.bandwidth_bytes_per_s, "the device's bandwidth is not known")
+    if not _large_enough(loop, groups):
+        return
+    rms = "rms" in groups[0].what
+    function = "add_rms_norm" if rms else "add_layer_norm"
+    yield _finding(
+        loop,
+        groups,
+        [_times(loop, group, _RESIDUAL) for group in groups],
+        title="residual sum before a norm",
+        fix=f"from advisor.kernels import {function}\n"
+        f"y, residual = {function}(x, residual, self.norm.weight{'' if rms else ', self.norm.bias'})\n"
+        "# or: self.block = torch.compile(self.block)",
+        risk="the norm sees the sum before it is rounded",
+        swap="norm",
+    )
+
+
+_POINTWISE = _Passes((2.0, 1.35, 1.12), (2.2, 1.4, 1.12))
+#: A chain that ends in a norm: torch.compile gained nothing over eager on an H200, the bundled kernel does.
+_TO_NORM = _Passes((99.0, 99.0, 1.5), (99.0, 99.0, 1.6))
+_WORSE_BACKWARD, _WORSE_FORWARD = 1.4, 0.95
+
+
+@rule(
+    "fusion.chain",
+    title="Pointwise work runs in few passes",
+    failure="Chains of pointwise work store and read what they could keep in registers",
+    source=f"{_BENCHMARKS}\nAn H200 (torch 2.11), twelve of x + bias, GELU, LayerNorm on 32768 x 2048 in "
+    "bf16, a training step: 10.9 ms eager, 12.1 ms under torch.compile, 2.5 ms if all bytes moved once",
+)
+def chain(loop: Loop) -> Iterator[Finding]:
+    """Each pointwise operator reads and writes its whole tensor; a fused chain does so once.
+
+    Recognised by neighbours in program order that work on tensors of one size, up to a norm, a softmax or a
+    sum at the end. The new time counts the bytes that have to move: inputs and result once. The host's time
+    stays as it is: a compiled region has its own.
+
+    `torch.compile` fuses pointwise chains well. Where a chain ends in a norm, training gained nothing from it
+    in measurements, since the sums over rows in backward are slow: there the likely saving is none, and the
+    best that of the bundled kernels, which a swap tries and keeps only where they are faster.
+
+    Silent for what other patterns explain, for compiled work and for small tensors.
+    """
+    groups = loop.patterns.of("chain")
+    loop.require(groups, "no chains of pointwise work")
+    loop.require(loop.device.bandwidth_bytes_per_s, "the device's bandwidth is not known")
+    if not _large_enough(loop, groups):
+        return
+    to_norm = [group for group in groups if ends_in_norm(group)]
+    times = [
+        _times_to_norm(loop, group) if ends_in_norm(group) else _times(loop, group, _POINTWISE)
+        for group in groups
+    ]
+    by_kind: dict[str, float] = defaultdict(float)
+    for group in groups:
+        by_kind[group.what] += _time_of(loop, group)
+    rows = [row for group in to_norm for row in group.rows]
+    share = loop.share(loop.per_step_ns(np.array(rows, np.int64)))
+    yield _finding(
+        loop,
+        groups,
+        times,
+        title=f"chains such as {max(by_kind, key=lambda what: by_kind[what])}",
+        fix="# put the chain into one function and compile it:\n"
+        "@torch.compile\ndef block(x, bias, weight, beta):\n"
+        "    return F.layer_norm(F.gelu(x + bias), (x.shape[-1],), weight, beta)\n"
+        "# where it ends in a norm, the bundled kernel: from advisor.kernels import bias_act_norm"
+        if to_norm
+        else "# put the chain into one function and compile it, or the module around it:\n"
+        "self.block = torch.compile(self.block)",
+        risk="what lies between is not rounded to 16 bits any more",
+        swap="activation",
+        with_host=False,
+        note="torch.compile gained nothing on chains that end in a norm when measured on an H200; the best "
+        "case is the bundled kernel's"
+        if share >= _LARGE_SHARE
+        else "",
+    )
+
+
+def _times_to_norm(loop: Loop, group: Group) -> list[Estimate]:
+    """As compiled: at worst slower backward, likely as now; at best the bundled kernel."""
+    best = _times(loop, group, _TO_NORM)
+    found = []
+    for rows, time, worse in (
+        (group.forward, best[0], _WORSE_FORWARD),
+        (group.backward, best[1], _WORSE_BACKWARD),
+    ):
+        now = float(loop.rows.dur_ns[rows].sum())
+        found.append(Estimate(now * worse, now, time.optimistic))
+    return found
