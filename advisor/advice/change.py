@@ -52,6 +52,10 @@ class Change:
         self.order, self.position = graph.items.order.copy(), graph.items.position.copy()
         self.stream_count = graph.streams.count
         self.loader_ns = graph.loader.period_ns
+        #: Item of each launch, or -1.
+        self._item = np.full(len(rows), -1, np.int64)
+        launches = np.flatnonzero(graph.items.kind == LAUNCH)
+        self._item[graph.items.row[launches]] = launches
         self._without_host = np.zeros(len(rows), bool)
         self._fused = np.zeros(len(rows), bool)
         for kind in _ORDER:
@@ -97,6 +101,8 @@ class Change:
             others = left[left != last]
             self.alive[others] = False
             self.dur_ns[last] = dur_ns
+            if edit.host_ns and self._item[last] >= 0:
+                self.extra_host_ns[self._item[last]] += edit.host_ns
             if edit.with_host:
                 self._without_host[others] = True
 
@@ -108,7 +114,10 @@ class Change:
         """Each group as an edit of its own, the one that saves most device time first."""
         dur_ns = self.graph.analysis.timeline.launches.dur_ns
         single = [
-            (dur_ns[group].sum() - dur, edits.Fuse([group], edits.Estimate.exactly(dur), one.with_host))
+            (
+                dur_ns[group].sum() - dur,
+                edits.Fuse([group], edits.Estimate.exactly(dur), one.with_host, one.host_ns),
+            )
             for one in made
             if isinstance(one, edits.Fuse)
             for group, dur in self._groups(one)
@@ -118,7 +127,7 @@ class Change:
     @_apply.register
     def _(self, edit: edits.Insert) -> None:
         rows = _rows(edit.after)
-        item = self._item_of_row()[rows]
+        item = self._item[rows]
         durations = self._of(edit.dur_ns, len(rows))
         for at, row, dur in zip(item.tolist(), rows.tolist(), durations.tolist(), strict=True):
             if at >= 0:
@@ -151,7 +160,7 @@ class Change:
         for lane in np.unique(track).tolist():
             own = track == lane
             covered = host.covered(*merged(edit.start_ns[own], edit.end_ns[own]))
-            here = (host.track == lane) | (host.track < 0)
+            here = (host.track == lane) | (host.next_track == lane)
             self.host = np.minimum(self.host, np.where(here, 1.0 - covered, 1.0))
 
     @_apply.register
@@ -217,13 +226,6 @@ class Change:
         stays[inside] |= needed[host.op[inside]]
         stays[in_call] |= calls[host.call[in_call]]
         return ~stays
-
-    def _item_of_row(self) -> np.ndarray:
-        items = self.graph.items
-        found = np.full(len(self.alive), -1, np.int64)
-        at = np.flatnonzero(items.kind == LAUNCH)
-        found[items.row[at]] = at
-        return found
 
     def _drop_host(self, gone: np.ndarray) -> None:
         """Take away the host's part of launches: their calls, and operators that then launch nothing."""

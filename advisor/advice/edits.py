@@ -2,7 +2,8 @@
 
 Rows are positions in ``Timeline.launches``, ops in ``Trace.ops``, calls in ``Trace.runtime``. An edit states
 what happens in every step that it names rows of; rules name those of all steps in the trace, or of the steady
-ones, and the replay counts the steady ones only.
+ones, and the replay counts the steady ones only. Rows may be a mask over all launches as well. Host times of
+what is new are as without the profiler.
 """
 
 from __future__ import annotations
@@ -84,11 +85,14 @@ class Fuse:
         groups: m arrays of rows; each within one step.
         dur_ns: duration of each fused launch, a number or (m,).
         with_host: whether the host's part of the others goes.
+        host_ns: host time that each fused launch takes besides what stays, as without the profiler: a
+            custom operator's own, or a compiled region's guards.
     """
 
     groups: list[np.ndarray]
     dur_ns: Estimate
     with_host: bool = True
+    host_ns: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -29,7 +29,8 @@ class HostWork:
         call: int64 (pieces,), runtime call in ``Trace.runtime``, or -1.
         next_op: int64 (pieces,), in a gap the outermost operator that ends it, else -1.
         next_share: float (pieces,), share of the gap that is the Python around that operator.
-        track: int32 (pieces,), thread of what runs; -1 in a gap.
+        track: int32 (pieces,), thread of what runs; in a gap, of what ran before.
+        next_track: int32 (pieces,), the same but in a gap, where it is that of what runs next.
         call_op: int64 (runtime calls,), the innermost operator around each call of the windows, or -1.
     """
 
@@ -41,6 +42,7 @@ class HostWork:
     next_op: np.ndarray
     next_share: np.ndarray
     track: np.ndarray
+    next_track: np.ndarray
     call_op: np.ndarray
 
     def __len__(self) -> int:
@@ -121,8 +123,20 @@ def host_work(trace: Trace, windows: Windows, op_parent: np.ndarray) -> HostWork
     op[is_call] = call_op[call[is_call]]
 
     next_op, next_share = _after_gaps(begin, end, window, owner, op, op_parent)
-    lane = np.where(owner >= 0, track[np.maximum(owner, 0)] if len(track) else -1, -1).astype(np.int32)
-    return HostWork(begin, end - begin, window, op, call, next_op, next_share, lane, call_op)
+    lane, next_lane = _threads(owner, track)
+    return HostWork(begin, end - begin, window, op, call, next_op, next_share, lane, next_lane, call_op)
+
+
+def _threads(owner: np.ndarray, track: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Thread of each piece, and of the next that is no gap; int32."""
+    owned = np.flatnonzero(owner >= 0)
+    if not len(owned):
+        return np.full(len(owner), -1, np.int32), np.full(len(owner), -1, np.int32)
+    lane = track[owner[owned]].astype(np.int32)
+    place = np.arange(len(owner))
+    before = np.searchsorted(owned, place, side="right") - 1
+    after = np.minimum(np.searchsorted(owned, place), len(owned) - 1)
+    return lane[np.maximum(before, 0)], lane[after]
 
 
 def _after_gaps(

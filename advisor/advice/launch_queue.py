@@ -6,17 +6,20 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from advisor.trace.events import Trace
+from advisor.trace.events import KERNEL, Trace
 from advisor.trace.link import Launches
 
 #: Launches in flight that a queue holds where the trace shows no limit. Source: CUDA drivers keep 1024.
 DEPTH = 1024
 #: No queue is shorter: with fewer in flight, a long call has another reason.
 _LEAST_DEPTH = 400
-#: A call this much longer than usual has waited.
-_LONG_NS, _LONG_FACTOR = 100_000, 10
-#: Within this share of the depth the queue counts as full.
-_FULL = 0.95
+#: Within this share of the most in flight the queue may have been full; it was if so many calls then took
+#: longer than usual by this factor. (Room is made in portions: between two that wait some do not.)
+_FULL, _CALLS, _LONGER = 0.95, 8, 4.0
+#: A launching call that waits for nothing takes no longer, even under a profiler.
+_PLAIN_NS = 15_000.0
+#: Where more than this share of the calls finds the queue full, none shows what a call costs: this.
+_ALWAYS, _BARE_NS = 0.5, 6_000.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -38,15 +41,21 @@ def find_queue(trace: Trace, rows: Launches, call_of: np.ndarray) -> Queue:
     """Find the launching calls that waited for room in the queue."""
     calls = trace.runtime
     order = np.lexsort((rows.ts_ns, rows.launch_ts_ns))
-    linked = call_of[order] >= 0
-    call = call_of[order[linked]]
-    dur = calls.dur_ns[call]
-    usual = float(np.median(dur)) if len(dur) else 0.0
+    # A copy may wait for itself; of a graph's kernels the first stands for the call.
+    own = (call_of[order] >= 0) & (rows.kind[order] == KERNEL)
+    call, first = np.unique(call_of[order[own]], return_index=True)
+    if not len(call):
+        return Queue(DEPTH, call, _PLAIN_NS)
+    dur = calls.dur_ns[call].astype(float)
     started = np.searchsorted(np.sort(rows.ts_ns), calls.end_ns[call])
-    in_flight = np.flatnonzero(linked) + 1 - started
-    long = (dur > max(_LONG_NS, _LONG_FACTOR * usual)) & (in_flight >= _LEAST_DEPTH)
-    if not long.any():
-        return Queue(DEPTH, np.zeros(0, np.int64), usual)
-    depth = int(np.median(in_flight[long]))
-    full = (in_flight >= _FULL * depth) & (dur > 2 * usual)
-    return Queue(depth, np.unique(call[full]), usual)
+    in_flight = np.flatnonzero(own)[first] + 1 - started
+    usual = min(float(np.percentile(dur, 25)), _PLAIN_NS)
+    most = int(in_flight.max())
+    full = in_flight >= _FULL * most
+    if full.mean() > _ALWAYS:
+        waited, usual = full & (dur > _BARE_NS), min(usual, _BARE_NS)
+    else:
+        waited = full & (dur > _LONGER * usual)
+    if most < _LEAST_DEPTH or waited.sum() < _CALLS:
+        return Queue(DEPTH, call[:0], usual)
+    return Queue(int(np.median(in_flight[waited])), call[waited], usual)
