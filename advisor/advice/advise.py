@@ -30,7 +30,7 @@ def advise(analysis: Analysis, rules: Sequence[Rule] | None = None) -> Advised:
     if analysis.timeline.cpu_only or not analysis.step_count or not len(analysis.timeline.launches):
         return Advised()
     loop = Loop(analysis, Replay(analysis))
-    found = Advised()
+    found = Advised(replay=loop.replay)
     for one in all_rules() if rules is None else rules:
         try:
             kept = [advice for finding in one.audit(loop) if (advice := _weigh(one, finding, loop))]

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from advisor.advice.edits import Edit
+
+if TYPE_CHECKING:
+    from advisor.advice.replay import Replay
 
 CONFIDENCES = ("measured", "modelled", "heuristic")
 
@@ -67,6 +71,7 @@ class Advised:
         passed: rules that looked and found nothing to say.
         not_applicable: rules whose subject the loop does not have, or the trace does not tell.
         failed: rules that broke on this trace, with the error's text.
+        replay: the steps that savings were played on; None where there was nothing to play.
     """
 
     advice: list[Advice] = field(default_factory=list)
@@ -74,3 +79,4 @@ class Advised:
     passed: list[str] = field(default_factory=list)
     not_applicable: list[str] = field(default_factory=list)
     failed: list[tuple[str, str]] = field(default_factory=list)
+    replay: Replay | None = None

@@ -13,6 +13,7 @@ from advisor import __version__
 from advisor.errors import InputError
 from advisor.report.communication import Exchange, Key, collective_groups, exchanges, shortest_ns
 from advisor.report.counters import add_counters
+from advisor.report.findings import add_findings
 from advisor.report.groups import kernel_groups
 from advisor.report.hierarchy import memory_levels
 from advisor.report.hta import add_hta, require_hta
@@ -161,7 +162,7 @@ def build_report(
     groups = kernel_groups(analysis)
     summary = summarise(analysis, groups, waiting)
     file = _trace_file(analysis)
-    return Report(
+    report = Report(
         tool_version=__version__,
         created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
         trace=TraceInfo(
@@ -181,6 +182,8 @@ def build_report(
         communication=collective_groups(analysis, transfers_ns),
         data_quality=[*([remark(waiting)] if waiting else []), *data_quality(analysis, summary)],
     )
+    add_findings(report, analysis)
+    return report
 
 
 def device_info(device: Device) -> DeviceInfo:

@@ -20,6 +20,7 @@ from advisor.report import (
     breakdown,
     communication_view,
     counter_view,
+    findings_view,
     hierarchy,
     metrics,
     page,
@@ -97,11 +98,13 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )
     filters: dict[str, Any] = {
+        "between": findings_view.between,
         "bytes_per_s": fmt.bytes_per_s,
         "collective": communication_view.label,
         "count": fmt.count,
         "duration": fmt.duration,
         "flops_per_s": fmt.flops_per_s,
+        "gain": findings_view.gain,
         "intensity": fmt.intensity,
         "nbytes": fmt.nbytes,
         "number": fmt.number,

@@ -9,7 +9,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-from advisor.report import breakdown, communication_view, counter_view, hierarchy, metrics
+from advisor.report import (
+    breakdown,
+    communication_view,
+    counter_view,
+    findings_view,
+    hierarchy,
+    metrics,
+)
 from advisor.report import format as fmt
 from advisor.report.model import CounterSummary, Finding, Report
 from advisor.report.names import short_name
@@ -52,6 +59,14 @@ def _lines(report: Report) -> Iterator[str]:
     yield from _table(("", "", ""), [_metric(metric) for metric in metrics.metrics(report)])
     for finding in report.findings:
         yield from _finding(finding)
+    if report.together and len(report.together.rules) > 1:
+        together = (
+            f"{findings_view.gain(report.together)}, {findings_view.between(report.together.saving_ms)}"
+        )
+        yield f"The first {len(report.together.rules)} made together: {together}."
+        yield ""
+    if report.passed:
+        yield from _folded(_passed(report), _checks(report))
     yield from _folded("Where the step goes", _bars(report))
     if report.kernels:
         yield from _folded(f"Top kernels of {len(report.kernels):,} groups", _kernels(report))
@@ -84,27 +99,46 @@ def _metric(metric: metrics.Metric) -> tuple[str, str, str]:
 
 
 def _finding(finding: Finding) -> Iterator[str]:
-    saving = f"saving {fmt.NOT_MEASURED}"
+    saving = findings_view.gain(finding)
     if finding.saving_ms:
-        low, likely, high = (
-            fmt.duration(value)
-            for value in (finding.saving_ms.low, finding.saving_ms.likely, finding.saving_ms.high)
-        )
-        saving = f"saves {likely} a step, between {low} and {high}"
-    yield f"**{prose(finding.title)}**: {saving}, {prose(finding.confidence, 40)}"
+        saving += f", {findings_view.between(finding.saving_ms)}"
+    yield f"**{prose(finding.title)}**: {saving}, {prose(finding.confidence, 40)} ({code(finding.rule)})"
     yield ""
+    if finding.note:
+        yield prose(finding.note)
+        yield ""
     for line in finding.evidence[:5]:
         yield f"- {prose(line)}"
     if finding.fix:
-        runs = re.findall("`+", finding.fix)
-        fence = "`" * max(3, 1 + max(map(len, runs), default=0))
         yield ""
-        yield f"{fence}python"
-        yield from fmt.shorten(finding.fix, 4000).split("\n")
-        yield fence
+        yield from _fenced(finding.fix)
+    if finding.fix_torch:
+        yield ""
+        yield "Without Lightning:"
+        yield from _fenced(finding.fix_torch)
     if finding.risk:
         yield f"Risk: {prose(finding.risk)}"
     yield ""
+
+
+def _fenced(source: str) -> Iterator[str]:
+    runs = re.findall("`+", source)
+    fence = "`" * max(3, 1 + max(map(len, runs), default=0))
+    yield f"{fence}python"
+    yield from fmt.shorten(source, 4000).split("\n")
+    yield fence
+
+
+def _passed(report: Report) -> str:
+    return f"{len(report.passed)} check{'' if len(report.passed) == 1 else 's'} passed"
+
+
+def _checks(report: Report) -> Iterator[str]:
+    for passed in report.passed:
+        yield f"- {prose(passed.title)} ({code(passed.rule)})"
+    if report.not_applicable:
+        yield ""
+        yield f"Did not apply: {', '.join(map(code, report.not_applicable))}"
 
 
 def _bars(report: Report) -> Iterator[str]:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import pandas
 
 #: Raised when a field changes meaning or goes (major) or is added (minor).
-SCHEMA_VERSION = "1.4"
+SCHEMA_VERSION = "1.5"
 
 
 class Struct(msgspec.Struct):
@@ -362,10 +362,50 @@ class Finding(Struct, kw_only=True):
     confidence: str = "heuristic"
     #: Kernels, operators, modules and figures that it rests on.
     evidence: list[str] = []
-    #: The exact change to make.
+    #: The exact change to make, in Lightning's terms.
     fix: str = ""
+    #: The same for a plain PyTorch loop; empty where it does not differ.
+    fix_torch: str = ""
     #: What may change besides the speed.
     risk: str = ""
+    #: What to know of the saving: why it is nothing, say.
+    note: str = ""
+    #: The kind of swap that makes the change by itself; null if none does.
+    swap: str | None = None
+
+
+class Together(Struct, kw_only=True):
+    """The largest findings made together, from one replay: their savings need not add up."""
+
+    #: Rules whose changes were played.
+    rules: list[str]
+    #: In ms per step.
+    saving_ms: Saving
+    #: `saving_ms.likely` over the step time.
+    saving_fraction: float | None = None
+
+
+class Passed(Struct, kw_only=True):
+    """A rule that found nothing to say."""
+
+    #: Identifier of the rule.
+    rule: str
+    #: What is so, for a reader.
+    title: str
+
+
+class ReplayInfo(Struct, kw_only=True):
+    """How the step was replayed that savings are told against."""
+
+    #: Step time that savings are told against: without the profiler where that is known, else as profiled.
+    step_ms: float
+    #: Step time as profiled.
+    observed_ms: float | None = None
+    #: What the unedited replay returns at the profiled speed; its distance from `observed_ms` is the replay's
+    #: error.
+    replayed_ms: float | None = None
+    #: Factor on host times that makes the replay return `step_ms`; null if the baseline is not known.
+    host_factor: float | None = None
 
 
 class Quality(Struct, kw_only=True):
@@ -493,6 +533,14 @@ class Report(Struct, kw_only=True):
     kernels: list[KernelGroup] = []
     #: What to change, largest saving first.
     findings: list[Finding] = []
+    #: The largest findings made together; null without findings that save.
+    together: Together | None = None
+    #: Rules that looked and found nothing to say.
+    passed: list[Passed] = []
+    #: Rules whose subject the loop does not have, or about which the trace does not tell.
+    not_applicable: list[str] = []
+    #: How the step was replayed; null where it could not be: without steps or device work.
+    replay: ReplayInfo | None = None
     #: What stands in the way of trusting the figures, worst first.
     data_quality: list[Quality] = []
     #: Collectives of the steady steps in groups, longest first; empty without any.

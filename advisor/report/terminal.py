@@ -12,13 +12,15 @@ from rich.console import Console, Group, OverflowMethod, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from advisor.report import breakdown, communication_view, counter_view, metrics
+from advisor.report import breakdown, communication_view, counter_view, findings_view, metrics
 from advisor.report import format as fmt
-from advisor.report.model import CounterSummary, KernelGroup, Report
+from advisor.report.model import CounterSummary, Finding, KernelGroup, Report, Together
 from advisor.report.names import short_name
 
 #: Kernel groups listed; the page has them all.
 TOP_KERNELS = 15
+#: Findings listed; the page has them all.
+TOP_FINDINGS = 8
 _PARTS = 6
 #: A column of figures takes at most this, with its gap.
 _FIGURE_WIDTH = 12
@@ -139,11 +141,28 @@ class _View:
         table = Table.grid(padding=(0, 2))
         table.add_column(no_wrap=True, justify="right")
         table.add_column(ratio=1)
-        for finding in self._report.findings:
-            saving = f"−{fmt.duration(finding.saving_ms.likely)}" if finding.saving_ms else fmt.MISSING
-            title = f"{fmt.shorten(finding.title, 200)} ({fmt.shorten(finding.confidence, 20)})"
-            table.add_row(self._text(saving, "bold green"), self._text(title))
+        for finding in self._report.findings[:TOP_FINDINGS]:
+            table.add_row(self._saving(finding), self._text(fmt.shorten(finding.title, 200)))
+            range_ = f"{findings_view.between(finding.saving_ms)}, " if finding.saving_ms else ""
+            note = f"; {fmt.shorten(finding.note, 200)}" if finding.note else ""
+            told = f"{range_}{fmt.shorten(finding.confidence, 20)}{note}; advisor explain {finding.rule}"
+            table.add_row("", self._text(told, "dim"))
+        rest = len(self._report.findings) - TOP_FINDINGS
+        if rest > 0:
+            table.add_row("", self._text(f"and {rest} more in the report", "dim"))
+        together = self._report.together
+        if together and len(together.rules) > 1:
+            told = (
+                f"the first {len(together.rules)} made together, {findings_view.between(together.saving_ms)}"
+            )
+            table.add_row(self._saving(together), self._text(told, "bold"))
         return table
+
+    def _saving(self, found: Finding | Together) -> Text:
+        saving = found.saving_ms
+        if saving is None or saving.likely <= 0:
+            return self._text(fmt.MISSING if saving is None else "0", "dim")
+        return self._text(f"−{fmt.duration(saving.likely)}", "bold green")
 
     def _bars(self, bars: list[breakdown.Bar]) -> Table:
         table = Table.grid(padding=(0, 3, 1, 0), expand=True)
