@@ -64,14 +64,17 @@ class Builder:
         sequence: int | None = None,
         forward_thread: int = 0,
         cat: str = "cpu_op",
+        dtypes: list[str] | None = None,
+        strides: list[Any] | None = None,
+        concrete: list[str] | None = None,
         **args: Any,
     ) -> Builder:
-        """An operator; with `dims` it has recorded shapes, contiguous."""
+        """An operator; with `dims` it has recorded shapes, contiguous unless `strides` are given."""
         if dims is not None:
             args["Input Dims"] = dims
-            args["Input type"] = [dtype if shape else "Scalar" for shape in dims]
-            args["Input Strides"] = [_contiguous(shape) for shape in dims]
-            args["Concrete Inputs"] = [""] * len(dims)
+            args["Input type"] = dtypes or [dtype if shape else "Scalar" for shape in dims]
+            args["Input Strides"] = strides or [_contiguous(shape) for shape in dims]
+            args["Concrete Inputs"] = concrete or [""] * len(dims)
         if sequence is not None:
             args |= {"Sequence number": sequence, "Fwd thread id": forward_thread}
         return self.event(cat, name, ts, dur, **args)

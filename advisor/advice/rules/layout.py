@@ -18,7 +18,7 @@ from advisor.trace.events import KERNEL
 
 #: Norms, poolings and their gradients over channels_last, as multiples of the roof with a start-up: two or
 #: three passes where the compulsory bytes are one.
-_NORM_PASSES, _POOL_PASSES = (4.2, 3.0, 1.9), (5.0, 3.0, 2.0)
+_NORM_PASSES, _POOL_PASSES = (4.4, 3.4, 2.2), (5.0, 3.0, 2.0)
 _START_NS = (4_000.0, 3_000.0, 2_000.0)
 
 
@@ -46,7 +46,7 @@ def channels_last(loop: Loop) -> Iterator[Finding]:
     transforms, others = nchw_rows(loop)
     if not len(transforms) or not nchw:
         return
-    edits: list[Edit] = [Remove(transforms, with_host=False)]
+    edits: list[Edit] = [Remove(transforms)]
     if len(others):
         edits.append(Retime(others, _in_channels_last(loop, others)))
     turned, beside_ns = loop.per_step_ns(transforms), loop.per_step_ns(others)

@@ -79,7 +79,6 @@ def _unaligned(loop: Loop, length: int, entry: _Slow) -> Finding:
     rows = np.array(entry.rows)
     taken = loop.per_step_ns(rows)
     owners = [tensor.shape for tensor in loop.trained if length in tensor.shape]
-    padded = whole(length, _MULTIPLE if owners and length >= 4 * _MULTIPLE else 8)
     example = max(entry.matrices, key=lambda matrix: matrix.flops)
     product = example.product
     reached = example.flops / max(float(loop.rows.dur_ns[example.row]), 1.0) / 1e3
@@ -87,6 +86,8 @@ def _unaligned(loop: Loop, length: int, entry: _Slow) -> Finding:
         unit.name == "embedding" and unit.tensors and unit.tensors[0].shape[:1] == (length,)
         for unit in loop.calls.units
     )
+    of_weights = (embedding or bool(owners)) and length >= 4 * _MULTIPLE
+    padded = whole(length, _MULTIPLE if of_weights else 8)
     what = "vocabulary" if embedding else "a layer's size" if owners else "the sequence or batch"
     return Finding(
         title=f"{length} ({what}) is no multiple of 8: {count(len(rows) / loop.steps, 'matrix product')} "

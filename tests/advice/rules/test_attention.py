@@ -1,0 +1,111 @@
+"""Explicit attention and slow backends: loops that have them, and the nearest that have not."""
+
+from tests.advice.rules.models import BF16, BOOL, FP32, Op, ask, likely_ms, loop, op
+
+SCORES, HEADS, KEYS = [8, 12, 1024, 1024], [96, 1024, 64], [96, 64, 1024]
+SOFTMAX = "void (anonymous namespace)::softmax_warp_forward<float, float, float, 10, false, false>"
+
+
+def product(a, b, us, gradient=()):
+    kernel = [("nvjet_sm90_tst_256x128_64x4_1x2_h_bz_coopA_NNT", us)]
+    inner = op("aten::bmm", (a, b), kernels=kernel)
+    return op("aten::matmul", (a, b), inside=[inner], gradient=gradient)
+
+
+def bmm(a, b, us):
+    return op("aten::bmm", (a, b), kernels=[("nvjet_sm90_tst_64x256_64x5_1x2_h_bz_NTN", us)])
+
+
+def softmax(shape, *, us=200.0):
+    inner = op("aten::_softmax", (shape, [], []), dtype=FP32, kernels=[(SOFTMAX, us)])
+    back = op(
+        "aten::_softmax_backward_data", (shape, shape, []), dtype=FP32, kernels=[("softmax_backward", us)]
+    )
+    return op("aten::softmax", (shape, [], []), dtype=FP32, inside=[inner], gradient=[back])
+
+
+def masked(shape=SCORES):
+    arguments = (shape, [1024, 1024], [])
+    dtypes = [BF16, BOOL, "Scalar"]
+    kernels = [("masked_fill_kernel", 270)]
+    back = op("aten::masked_fill", arguments, dtypes=dtypes, kernels=kernels)
+    return op("aten::masked_fill", arguments, dtypes=dtypes, kernels=kernels, gradient=[back])
+
+
+def explicit(between=None) -> list[Op]:
+    return [
+        product(HEADS, KEYS, 62, gradient=[bmm(HEADS, KEYS, 60), bmm(KEYS, HEADS, 60)]),
+        *(between if between is not None else [masked(), softmax(SCORES)]),
+        product([96, 1024, 1024], HEADS, 61, gradient=[bmm([96, 1024, 1024], HEADS, 59)]),
+    ]
+
+
+def mlp() -> Op:
+    a, b = [8192, 768], [768, 3072]
+    return op("aten::mm", (a, b), kernels=[("nvjet_sm90_tst_256x128_64x4_1x2_h_bz_coopA_NNT", 56)])
+
+
+def test_softmax_between_two_products_is_found_with_mask_and_gradients():
+    # GIVEN attention by hand of 1.2 ms (623 µs forward, 649 µs backward)
+    said = ask("attention.explicit", *explicit(), mlp())
+
+    # WHEN THEN all of it goes but what fused attention takes, 47 µs and 146 µs on this device
+    (advice,) = said.advice
+    assert 0.85 < likely_ms(said) < 1.15
+    assert "1 place" in advice.finding.title
+    assert "is_causal=True" in advice.finding.fix
+    assert advice.finding.swap == "attention"
+
+
+def test_rows_of_the_gradients_belong_to_the_attention():
+    (group,) = loop(*explicit(), mlp(), steps=2).patterns.of("attention")
+    assert (len(group.forward), len(group.backward)) == (4, 5)
+
+
+def test_softmax_over_classes_is_no_attention():
+    # GIVEN the same products, but the softmax works on another size
+    said = ask("attention.explicit", *explicit([masked(), softmax([8, 12, 1024, 1000])]), mlp())
+    assert said.not_applicable == ["attention.explicit"]
+
+
+def test_mask_of_each_sequence_is_kept_and_not_called_causal():
+    mask = op("aten::add", (SCORES, [8, 1, 1024, 1024], []), kernels=[("elementwise_kernel", 186)])
+    (advice,) = ask("attention.explicit", *explicit([mask, softmax(SCORES)]), mlp()).advice
+    assert "attn_mask=mask" in advice.finding.fix
+
+
+def sdpa(inner: list[Op], *, mask=None, dtype=BF16, dim=64, kernels_gradient=()) -> Op:
+    heads = [8, 12, 1024, dim]
+    dims = (heads, heads, heads, mask or [], [], [])
+    types = [dtype] * 3 + [BOOL if mask else "Scalar", "Scalar", "Scalar"]
+    return op(
+        "aten::scaled_dot_product_attention", dims, dtypes=types, inside=inner, gradient=kernels_gradient
+    )
+
+
+def efficient(us: float) -> list[Op]:
+    heads = [8, 12, 1024, 64]
+    kernels = [("fmha_cutlassF_bf16_aligned_64x64_rf_sm80", us)]
+    return [op("aten::_scaled_dot_product_efficient_attention", (heads, heads, heads), kernels=kernels)]
+
+
+def test_triangular_mask_that_keeps_flash_away_is_named():
+    said = ask("attention.backend", sdpa(efficient(400), mask=[1024, 1024]), mlp())
+    (advice,) = said.advice
+    assert "memory-efficient" in advice.finding.title
+    assert "is_causal=True" in advice.finding.fix
+    assert 0.25 < likely_ms(said) < 0.4
+
+
+def test_mathematical_backend_for_fp32_is_named():
+    inside = [bmm(HEADS, KEYS, 200), softmax(SCORES), bmm([96, 1024, 1024], HEADS, 200)]
+    (advice,) = ask("attention.backend", sdpa(inside, dtype=FP32), mlp()).advice
+    assert "mathematical" in advice.finding.title
+    assert "fp32" in advice.finding.evidence[0]
+
+
+def test_fast_backend_is_passed():
+    heads = [8, 12, 1024, 64]
+    kernel = [("cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16", 47)]
+    inside = [op("aten::_scaled_dot_product_cudnn_attention", (heads, heads, heads), kernels=kernel)]
+    assert ask("attention.backend", sdpa(inside), mlp()).passed == ["attention.backend"]
