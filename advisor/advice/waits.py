@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -38,6 +38,7 @@ _BARE = (
     ("Event", "event.synchronize()"),
     ("Stream", "stream.synchronize()"),
 )
+_COPYING = ("aten::to", "aten::_to_copy", "aten::copy_")
 _UNSCALE, _UPDATE = r"_amp_(foreach_)?non_finite_check_and_unscale_$", r"^aten::_amp_update_scale_$"
 
 #: What to write in place of each cause of a wait.
@@ -92,8 +93,12 @@ def host_waits(loop: Loop) -> list[Wait]:
     to_pageable = loop.by_name(lambda name: _TO_PAGEABLE.search(name) is not None, bool)
     blocking[launching[to_pageable[host.row[launching]]]] = True
     to_device = loop.by_name(lambda name: _TO_DEVICE.search(name) is not None, bool)
-    ops_sending = np.unique(rows.op[to_device & (rows.op >= 0)])
-    blocking &= host.counted & ~np.isin(host.op, ops_sending)
+    sending = {
+        above
+        for op in np.unique(rows.op[to_device & (rows.op >= 0)]).tolist()
+        for above in (op, *_copying_around(loop, op))
+    }
+    blocking &= host.counted & ~np.isin(host.op, list(sending))
     blocking &= ~host.fetches.around(calls.ts_ns, calls.track)
     frame = host.ranges(_FRAMEWORK)
     in_framework = Nesting(frame.track, frame.ts_ns, frame.dur_ns).innermost(calls.track, calls.ts_ns) >= 0
@@ -117,6 +122,12 @@ def cause_of(call: str, chain: Sequence[str]) -> str:
     if chain:
         return chain[-1]
     return next((cause for part, cause in _BARE if part in call), call)
+
+
+def _copying_around(loop: Loop, op: int) -> Iterator[int]:
+    """The operators around one that belong to the same copy."""
+    while (op := int(loop.timeline.op_parent[op])) >= 0 and loop.timeline.op_name(op) in _COPYING:
+        yield op
 
 
 def _between(loop: Loop, first: str, last: str):  # type: ignore[no-untyped-def]
