@@ -58,6 +58,7 @@ class Change:
         self._item[graph.items.row[launches]] = launches
         self._without_host = np.zeros(len(rows), bool)
         self._fused = np.zeros(len(rows), bool)
+        self._retimed = np.full(len(rows), np.inf)
         for kind in _ORDER:
             chosen = [edit for edit in made if isinstance(edit, kind)]
             for edit in self._fuses(chosen) if kind is edits.Fuse else chosen:
@@ -74,8 +75,12 @@ class Change:
 
     @_apply.register
     def _(self, edit: edits.Retime) -> None:
-        rows = _rows(edit.rows)
-        np.minimum.at(self.dur_ns, rows, self._of(edit.dur_ns, len(rows)))
+        self._retime(_rows(edit.rows), edit.dur_ns)
+
+    def _retime(self, rows: np.ndarray, dur_ns: edits.Estimate) -> None:
+        """Give launches another duration; of several the shortest."""
+        np.minimum.at(self._retimed, rows, self._of(dur_ns, len(rows)))
+        self.dur_ns[rows] = self._retimed[rows]
 
     @_apply.register
     def _(self, edit: edits.Remove) -> None:
@@ -169,7 +174,7 @@ class Change:
         if self.stream is graph.streams.stream:
             self.stream, self.stream_count = self.stream.copy(), graph.streams.count + 1
         self.stream[rows] = graph.streams.count
-        np.minimum.at(self.dur_ns, rows, self._of(edit.dur_ns, len(rows)))
+        self._retime(rows, edit.dur_ns)
         self.gap_ns[rows], self.latency_ns[rows] = (
             graph.streams.typical_gap_ns,
             graph.streams.typical_latency_ns,
