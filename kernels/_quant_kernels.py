@@ -13,11 +13,10 @@ from torch import Tensor
 
 from ._launch import LaunchTable, cdiv
 from ._quant_format import BLOCK, blocks_of
-from ._triton import tl, triton
+from ._triton import INTERPRETED, tl, triton
 
-#: 256 in fp32. The kernels get it as an argument: as a constant beside the mask, NVIDIA's compiler would
-#: need two instructions where one with a register does both.
-_MAGIC = 0x43800000
+#: NVIDIA's assembly, which the interpreter and AMD's compiler do not take.
+_HAS_PTX = tl.constexpr(not INTERPRETED and torch.version.hip is None)
 #: Rows of x that a program of the plain path takes at most.
 GEMV_X_ROWS = 4
 
@@ -40,14 +39,20 @@ GEMV = LaunchTable(
 TILE = LaunchTable(
     "quant_tile",
     {
+        # 100 KiB of shared memory at most, which is what the smallest of these GPUs have.
         "default": [
-            (16, {"X_ROWS": 16, "ROWS": 32, "WORDS": 64, "STAGES": 4, "num_warps": 2}),
-            (32, {"X_ROWS": 32, "ROWS": 32, "WORDS": 32, "STAGES": 4, "num_warps": 2}),
-            (None, {"X_ROWS": 64, "ROWS": 64, "WORDS": 32, "STAGES": 3, "num_warps": 4}),
+            (16, {"X_ROWS": 16, "ROWS": 32, "BLOCKS": 4, "STAGES": 4, "num_warps": 2}),
+            (32, {"X_ROWS": 32, "ROWS": 32, "BLOCKS": 2, "STAGES": 4, "num_warps": 2}),
+            (None, {"X_ROWS": 64, "ROWS": 64, "BLOCKS": 2, "STAGES": 2, "num_warps": 4}),
+        ],
+        "sm_90": [
+            (16, {"X_ROWS": 16, "ROWS": 32, "BLOCKS": 4, "STAGES": 4, "num_warps": 2}),
+            (32, {"X_ROWS": 32, "ROWS": 32, "BLOCKS": 2, "STAGES": 4, "num_warps": 2}),
+            (None, {"X_ROWS": 64, "ROWS": 64, "BLOCKS": 2, "STAGES": 3, "num_warps": 4}),
         ],
         "interpreter": [
-            (16, {"X_ROWS": 16, "ROWS": 32, "WORDS": 64, "STAGES": 1, "num_warps": 1}),
-            (None, {"X_ROWS": 64, "ROWS": 32, "WORDS": 64, "STAGES": 1, "num_warps": 1}),
+            (16, {"X_ROWS": 16, "ROWS": 32, "BLOCKS": 2, "STAGES": 1, "num_warps": 1}),
+            (None, {"X_ROWS": 64, "ROWS": 32, "BLOCKS": 2, "STAGES": 1, "num_warps": 1}),
         ],
     },
 )
@@ -62,7 +67,7 @@ DEQUANTIZE = LaunchTable(
 
 
 @triton.jit
-def _element(w, magic, INDEX: tl.constexpr, BITS: tl.constexpr):
+def _element(w, INDEX: tl.constexpr, BITS: tl.constexpr):
     """Element INDEX of each word as fp32, greater by 256, or for an odd int4 by 16."""
     if INDEX * BITS // 8 == 0:
         v = w << 8
@@ -72,18 +77,34 @@ def _element(w, magic, INDEX: tl.constexpr, BITS: tl.constexpr):
         v = w >> 8
     else:
         v = (w << 16) | ((w >> 16) & 0xFFFF)
+    # Left to itself, NVIDIA's compiler takes two instructions where mask and magic are both constants.
     if BITS == 8:
-        bits = (v & 0x7F8000) | magic
+        if _HAS_PTX:
+            bits = tl.inline_asm_elementwise(
+                "lop3.b32 $0, $1, 0x7F8000, 0x43800000, 0xEA;", "=r,r", [v], tl.int32, is_pure=True, pack=1
+            )
+        else:
+            bits = (v & 0x7F8000) | 0x43800000
     elif INDEX % 2 == 0:
-        bits = (v & 0x78000) | magic
+        if _HAS_PTX:
+            bits = tl.inline_asm_elementwise(
+                "lop3.b32 $0, $1, 0x78000, 0x43800000, 0xEA;", "=r,r", [v], tl.int32, is_pure=True, pack=1
+            )
+        else:
+            bits = (v & 0x78000) | 0x43800000
     else:
-        bits = (v & 0x780000) | (magic - 0x02000000)
+        if _HAS_PTX:
+            bits = tl.inline_asm_elementwise(
+                "lop3.b32 $0, $1, 0x780000, 0x41800000, 0xEA;", "=r,r", [v], tl.int32, is_pure=True, pack=1
+            )
+        else:
+            bits = (v & 0x780000) | 0x41800000
     return bits.to(tl.float32, bitcast=True)
 
 
 @triton.jit
 def _gemv_kernel(
-    x_ptr, packed_ptr, scale_ptr, zero_ptr, bias_ptr, y_ptr, n_rows, n_out, n_blocks, x_stride, magic,
+    x_ptr, packed_ptr, scale_ptr, zero_ptr, bias_ptr, y_ptr, n_rows, n_out, n_blocks, x_stride,
     BITS: tl.constexpr, GROUPS: tl.constexpr, EXACT: tl.constexpr, FULL: tl.constexpr, X_ROWS: tl.constexpr,
     ROWS: tl.constexpr, QUADS: tl.constexpr,
 ):  # fmt: skip
@@ -128,7 +149,7 @@ def _gemv_kernel(
                 x = tl.load(x_at + k).to(tl.float32)
             else:
                 x = tl.load(x_at + k, mask=here < n_quads, other=0.0).to(tl.float32)
-            value = _element(w, magic, i, BITS)
+            value = _element(w, i, BITS)
             offset = 16.0 if BITS == 4 and i % 2 == 1 else 256.0
             if zero_ptr is None:
                 offset += 8.0 if BITS == 4 else 128.0
@@ -160,58 +181,49 @@ def _gemv_kernel(
 
 
 @triton.jit
-def _weights(
-    w, magic, scale_ptr, zero_ptr, group_at, in_row,
-    INDEX: tl.constexpr, BITS: tl.constexpr, GROUPS: tl.constexpr, EXACT: tl.constexpr,
-):  # fmt: skip
-    """Element INDEX of each word of a tile as fp32: the weight itself for int4, without its scale for int8.
-
-    EXACT rounds once. Without, offset and scale take one instruction, which is exact for 16-bit scales, and
-    for fp32 ones off by up to 264 s 2^-24, a sixteenth of the rounding to fp16 that follows.
-    """
-    value = _element(w, magic, INDEX, BITS)
-    if BITS == 8:
-        value -= 384.0
-    else:
-        where = group_at + INDEX // (8 // GROUPS)
-        s = tl.load(scale_ptr + where, mask=in_row, other=0.0).to(tl.float32)
-        if zero_ptr is None:
-            offset = 24.0 if INDEX % 2 == 1 else 264.0
-        else:
-            z = tl.load(zero_ptr + where, mask=in_row, other=0).to(tl.float32)
-            offset = z + (16.0 if INDEX % 2 == 1 else 256.0)
-        value = (value - offset) * s if EXACT else value * s - offset * s
-    return value
-
-
-@triton.jit
 def _tile_kernel(
-    x_ptr, packed_ptr, scale_ptr, zero_ptr, bias_ptr, y_ptr, n_rows, n_out, n_blocks, x_stride, magic,
+    x_ptr, packed_ptr, scale_ptr, zero_ptr, bias_ptr, y_ptr, n_rows, n_out, n_blocks, x_stride,
     BITS: tl.constexpr, GROUPS: tl.constexpr, FULL: tl.constexpr, X_ROWS: tl.constexpr, ROWS: tl.constexpr,
-    WORDS: tl.constexpr, STAGES: tl.constexpr,
+    BLOCKS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     # The product is made transposed, W x^T: W is the operand that matrix units take from registers, where it
-    # is unpacked; x is read from shared memory. The i-th elements of the words make a product of their own.
+    # is unpacked; x is read from shared memory. The i-th elements of a block's words make a product of their
+    # own. Nothing but constants meets the words before it, so that the compiler loads them in its layout.
     ELEMENTS: tl.constexpr = 32 // BITS
     SPAN: tl.constexpr = 128 // ELEMENTS
+    A_GROUP: tl.constexpr = ELEMENTS // GROUPS
     x_blocks = tl.cdiv(n_rows, X_ROWS)
     x_row = (tl.program_id(0) % x_blocks) * X_ROWS + tl.arange(0, X_ROWS)
     w_row = (tl.program_id(0) // x_blocks) * ROWS + tl.arange(0, ROWS)
-    x_safe = tl.minimum(x_row, n_rows - 1).to(tl.int64)
     w_safe = tl.minimum(w_row, n_out - 1).to(tl.int64)[:, None]
-    n_words = n_blocks * SPAN
-    word = tl.arange(0, WORDS)
-    column = (word // SPAN) * 128 + word % SPAN
+    word = tl.arange(0, SPAN)
+    w_at = packed_ptr + w_safe * (n_blocks * SPAN) + word[None, :]
+    x_at = x_ptr + tl.minimum(x_row, n_rows - 1).to(tl.int64)[None, :] * x_stride + word[:, None]
     total = tl.zeros([ROWS, X_ROWS], tl.float32)
-    for start in tl.range(0, n_words, WORDS, num_stages=STAGES):
-        in_row = (start + word < n_words)[None, :]
-        w = tl.load(packed_ptr + w_safe * n_words + start + word[None, :], mask=in_row, other=0)
-        group_at = w_safe * (n_blocks * GROUPS) + ((start + word) // SPAN * GROUPS)[None, :]
-        for i in tl.static_range(ELEMENTS):
-            x_at = x_ptr + x_safe[None, :] * x_stride + (start * ELEMENTS + column + i * SPAN)[:, None]
-            x = tl.load(x_at) if FULL else tl.load(x_at, mask=(start + word < n_words)[:, None], other=0.0)
-            value = _weights(w, magic, scale_ptr, zero_ptr, group_at, in_row, i, BITS, GROUPS, False)
-            total = tl.dot(value.to(x.dtype), x, total)
+    for start in tl.range(0, n_blocks, BLOCKS, num_stages=STAGES):
+        for b in tl.static_range(BLOCKS):
+            block = start + b
+            exists = FULL or block < n_blocks
+            w = tl.load(w_at + block * SPAN, mask=exists, other=0)
+            for i in tl.static_range(ELEMENTS):
+                x = tl.load(x_at + (block * 128 + i * SPAN), mask=exists, other=0.0)
+                value = _element(w, i, BITS)
+                if BITS == 8:
+                    total = tl.dot((value - 384.0).to(x.dtype), x, total)
+                else:
+                    if i % A_GROUP == 0:
+                        where = w_safe * (n_blocks * GROUPS) + (block * GROUPS + i // A_GROUP)
+                        s = tl.load(scale_ptr + where, mask=exists, other=0.0).to(tl.float32)
+                        if zero_ptr is not None:
+                            z = tl.load(zero_ptr + where, mask=exists, other=0).to(tl.float32)
+                        part = tl.zeros([ROWS, X_ROWS], tl.float32)
+                    if zero_ptr is None:
+                        value -= 24.0 if i % 2 == 1 else 264.0
+                    else:
+                        value -= z + (16.0 if i % 2 == 1 else 256.0)
+                    part = tl.dot(value.to(x.dtype), x, part)
+                    if i % A_GROUP == A_GROUP - 1:
+                        total += part * s
     if BITS == 8:
         total *= tl.load(scale_ptr + w_safe).to(tl.float32)
     if bias_ptr is not None:
@@ -222,7 +234,7 @@ def _tile_kernel(
 
 @triton.jit
 def _dequantize_kernel(
-    packed_ptr, scale_ptr, zero_ptr, out_ptr, n_out, n_in, n_blocks, tiles, magic,
+    packed_ptr, scale_ptr, zero_ptr, out_ptr, n_out, n_in, n_blocks, tiles,
     BITS: tl.constexpr, GROUPS: tl.constexpr, ROWS: tl.constexpr, WORDS: tl.constexpr,
 ):  # fmt: skip
     ELEMENTS: tl.constexpr = 32 // BITS
@@ -237,9 +249,15 @@ def _dequantize_kernel(
         s = tl.load(scale_ptr + w_safe).to(tl.float32)
     for i in tl.static_range(ELEMENTS):
         k = (word // SPAN) * 128 + word % SPAN + i * SPAN
-        value = _weights(w, magic, scale_ptr, zero_ptr, group_at, in_row, i, BITS, GROUPS, True)
+        value = _element(w, i, BITS) - (16.0 if BITS == 4 and i % 2 == 1 else 256.0)
         if BITS == 8:
-            value *= s
+            value = (value - 128.0) * s
+        else:
+            where = group_at + i // (ELEMENTS // GROUPS)
+            z = 8.0
+            if zero_ptr is not None:
+                z = tl.load(zero_ptr + where, mask=in_row, other=0).to(tl.float32)
+            value = (value - z) * tl.load(scale_ptr + where, mask=in_row, other=0.0).to(tl.float32)
         tl.store(out_ptr + w_safe * n_in + k, value, mask=(row < n_out)[:, None] & (k < n_in))
 
 
@@ -267,7 +285,7 @@ def launch_gemv(
     params["ROWS"] = max(params["ROWS"] // x_rows, 1)
     n_quads = packed.shape[1] // 4
     _gemv_kernel[(cdiv(n_rows, x_rows) * cdiv(n_out, params["ROWS"]),)](
-        x, packed, scale, zero, bias, y, n_rows, n_out, n_blocks, x.stride(0), _MAGIC,
+        x, packed, scale, zero, bias, y, n_rows, n_out, n_blocks, x.stride(0),
         BITS=bits, GROUPS=_groups(scale, bits, n_blocks), EXACT=x.dtype == torch.float32,
         FULL=n_quads % quads == 0, X_ROWS=x_rows, QUADS=quads, **params,
     )  # fmt: skip
@@ -281,9 +299,9 @@ def launch_tile(
     n_rows, n_out, n_blocks = x.shape[0], packed.shape[0], x.shape[1] // BLOCK
     params = TILE.pick(n_rows, x.device)
     _tile_kernel[(cdiv(n_rows, params["X_ROWS"]) * cdiv(n_out, params["ROWS"]),)](
-        x, packed, scale, zero, bias, y, n_rows, n_out, n_blocks, x.stride(0), _MAGIC,
+        x, packed, scale, zero, bias, y, n_rows, n_out, n_blocks, x.stride(0),
         BITS=bits, GROUPS=_groups(scale, bits, n_blocks),
-        FULL=packed.shape[1] % params["WORDS"] == 0, **params,
+        FULL=n_blocks % params["BLOCKS"] == 0, **params,
     )  # fmt: skip
 
 
@@ -293,6 +311,6 @@ def launch_dequantize(packed: Tensor, scale: Tensor, zero: Tensor | None, out: T
     params = DEQUANTIZE.pick(packed.numel(), out.device)
     tiles = cdiv(packed.shape[1], params["WORDS"])
     _dequantize_kernel[(tiles * cdiv(n_out, params["ROWS"]),)](
-        packed, scale, zero, out, n_out, n_in, n_blocks, tiles, _MAGIC,
+        packed, scale, zero, out, n_out, n_in, n_blocks, tiles,
         BITS=bits, GROUPS=_groups(scale, bits, n_blocks), **params,
     )  # fmt: skip

@@ -12,8 +12,8 @@ Three ways, by the rows of x:
 - Up to `GEMV_ROWS`, products and sums in fp32 on the plain units. The scale multiplies a group's sum, not
   each weight. What the lanes and warps of a program have summed of a row is added up at its end in a fixed
   order: no atomics, no second launch, bit-equal from run to run.
-- Up to `TILE_ROWS`, 16-bit x on the matrix units: a weight is rounded to x's dtype as a dequantised one would
-  be (int8 is not rounded at all: its scale multiplies the sum), sums are in fp32.
+- Up to `TILE_ROWS`, 16-bit x on the matrix units: q - z is exact in either dtype, and the scale multiplies
+  fp32 sums here too.
 - Beyond, and for fp32 x beyond `GEMV_ROWS_FP32`, the weight is dequantised into a temporary matrix and
   PyTorch multiplies; so does the gradient for x, wanted where adapters are trained before a frozen layer.
 
