@@ -9,7 +9,7 @@ import numpy as np
 
 from advisor.advice import edits
 from advisor.advice.edits import Edit
-from advisor.advice.graph import FETCH, LAUNCH, Graph
+from advisor.advice.graph import FETCH, LAUNCH, Graph, launches_in_ops
 from advisor.trace.intervals import merged
 from advisor.trace.nesting import nearest
 
@@ -223,7 +223,7 @@ class Change:
         graph = self.graph
         timeline, host = graph.analysis.timeline, graph.host
         op = timeline.launches.op[kept]
-        needed = _subtree(np.bincount(op[op >= 0], minlength=len(timeline.op_parent)), timeline.op_parent) > 0
+        needed = launches_in_ops(op[op >= 0], timeline.op_parent) > 0
         calls = np.zeros(len(timeline.trace.runtime), bool)
         calls[graph.call_of[kept]] = True
         stays = host.covered(*merged(graph.loader.start_ns, graph.loader.end_ns)) > 0
@@ -245,8 +245,7 @@ class Change:
         op, parent = timeline.launches.op, timeline.op_parent
         in_op = op >= 0
         ops = len(parent)
-        total = _subtree(np.bincount(op[in_op], minlength=ops), parent)
-        lost = _subtree(np.bincount(op[in_op & gone], minlength=ops), parent)
+        total, lost = graph.launches_in_op, launches_in_ops(op[in_op & gone], parent)
         empty = (lost > 0) & (lost == total)
         op_dead = nearest(np.arange(ops), parent, empty) >= 0
 
@@ -270,15 +269,6 @@ class Change:
 def _rows(rows: np.ndarray) -> np.ndarray:
     rows = np.asarray(rows)
     return np.flatnonzero(rows) if rows.dtype == bool else rows.astype(np.int64)
-
-
-def _subtree(count: np.ndarray, parent: np.ndarray) -> np.ndarray:
-    """Sums over each operator and all inside it; an operator comes after the one around it."""
-    total = count.tolist()
-    for i, above in zip(range(len(total) - 1, -1, -1), parent[::-1].tolist(), strict=True):
-        if above >= 0 and total[i]:
-            total[above] += total[i]
-    return np.array(total, np.int64)
 
 
 #: Later ones see what earlier ones left.

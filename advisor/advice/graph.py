@@ -64,6 +64,7 @@ class Graph:
         streams: of all launches of the trace.
         call_of: int64 (launches,), runtime call of each, or -1.
         played: bool (launches,), in a played step.
+        launches_in_op: int64 (operators,), launches of each operator and all inside it.
         depth: launches in flight at which a launching call waits.
         loader: fetches of batches.
     """
@@ -79,6 +80,7 @@ class Graph:
     streams: Streams
     call_of: np.ndarray
     played: np.ndarray
+    launches_in_op: np.ndarray
     depth: int
     loader: Loader
 
@@ -117,9 +119,25 @@ def build_graph(analysis: Analysis) -> Graph:
         streams=streams,
         call_of=call_of,
         played=played,
+        launches_in_op=launches_in_ops(rows.op[rows.op >= 0], timeline.op_parent),
         depth=queue.depth,
         loader=loader,
     )
+
+
+def launches_in_ops(op: np.ndarray, parent: np.ndarray) -> np.ndarray:
+    """How many of some launches lie in each operator and all inside it; int64 (operators,).
+
+    Args:
+        op: int (n,), innermost operator of each launch.
+        parent: as in `Timeline.op_parent`.
+    """
+    total = np.zeros(len(parent), np.int64)
+    while len(op):
+        total += np.bincount(op, minlength=len(parent))
+        op = parent[op]
+        op = op[op >= 0]
+    return total
 
 
 def _fetching(host: HostWork, loader: Loader) -> np.ndarray:

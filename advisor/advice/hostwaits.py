@@ -97,11 +97,15 @@ class _Look:
     """What one call waits for."""
 
     def __init__(self, trace: Trace, rows: Launches, call_of: np.ndarray, stream: np.ndarray) -> None:
-        self._calls, self._rows, self._stream = trace.runtime, rows, stream
+        self._calls, self._stream = trace.runtime, stream
+        self._begins, self._ends, self._row_ends = trace.runtime.ts_ns, trace.runtime.end_ns, rows.end_ns
         order = np.lexsort((rows.ts_ns, rows.launch_ts_ns))
-        self._order, self._launched, self._end = order, rows.launch_ts_ns[order], rows.end_ns[order]
+        self._order, self._launched, self._end = order, rows.launch_ts_ns[order], self._row_ends[order]
         self._lane, self._track = stream[order], rows.track[order]
         self._lanes = np.unique(stream).tolist()
+        self._by_end, self._launch_ts = np.argsort(self._row_ends, kind="stable"), rows.launch_ts_ns
+        self._sorted_ends = self._row_ends[self._by_end]
+        self._of_track: dict[int, np.ndarray] = {}
         self._row_of = dict(zip(call_of[::-1].tolist(), range(len(call_of) - 1, -1, -1), strict=True))
         self._by_lane = {lane: np.flatnonzero(self._lane == lane) for lane in self._lanes}
         self._lane_end = {lane: np.maximum.accumulate(self._end[at]) for lane, at in self._by_lane.items()}
@@ -114,13 +118,13 @@ class _Look:
 
     def at(self, call: int, kind: int) -> tuple[int, int, int, int] | None:
         """(call, until, stream, end of the awaited work in ns), or None for a call that waits for nothing."""
-        start, end = int(self._calls.ts_ns[call]), int(self._calls.end_ns[call])
+        start, end = int(self._begins[call]), int(self._ends[call])
         late = end + _TOLERANCE_NS
         if kind == _OWN_COPY:
             row = self._row_of.get(call, -1)
-            if row < 0 or self._rows.end_ns[row] > late:
+            if row < 0 or self._row_ends[row] > late:
                 return None
-            return call, row, int(self._stream[row]), int(self._rows.end_ns[row])
+            return call, row, int(self._stream[row]), int(self._row_ends[row])
         if kind == _EVENT:
             return self._event(call, start, late)
         ends = {lane: self._last(lane, start) for lane in self._lanes}
@@ -144,16 +148,20 @@ class _Look:
 
     def _event(self, call: int, start: int, late: int) -> tuple[int, int, int, int] | None:
         """What ended last before the call did; None if it did before the call: nothing tells which event."""
-        before = int(np.searchsorted(self._launched, start, side="left"))
-        ends = self._end[:before]
-        able = np.flatnonzero((ends <= late) & (ends > start + _PLAIN_NS))
-        if not len(able):
-            return None
-        place = int(able[ends[able].argmax()])
-        return call, int(self._order[place]), int(self._lane[place]), int(ends[place])
+        place = int(np.searchsorted(self._sorted_ends, late, side="right")) - 1
+        while place >= 0 and self._sorted_ends[place] > start + _PLAIN_NS:
+            row = int(self._by_end[place])
+            if self._launch_ts[row] < start:
+                return call, row, int(self._stream[row]), int(self._row_ends[row])
+            place -= 1
+        return None
 
     def _own_lane(self, call: int, start: int, able: dict[int, tuple[int, int]]) -> int:
         """The stream of the thread's latest launch, among these streams."""
-        mine = np.flatnonzero((self._track == self._calls.track[call]) & (self._launched < start))
-        last = int(self._lane[mine[-1]]) if len(mine) else -1
+        track = int(self._calls.track[call])
+        if track not in self._of_track:
+            self._of_track[track] = np.flatnonzero(self._track == track)
+        mine = self._of_track[track]
+        count = int(np.searchsorted(self._launched[mine], start, side="left"))
+        last = int(self._lane[mine[count - 1]]) if count else -1
         return last if last in able else max(able, key=lambda lane: able[lane][1])

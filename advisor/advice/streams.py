@@ -164,8 +164,9 @@ def _stalls(
     late = np.flatnonzero((rows.launch_ts_ns >= 0) & (rows.ts_ns - known > _STALL_NS))
     if not len(late):
         return np.zeros((0, 2), np.int64)
-    by_end = np.argsort(rows.end_ns, kind="stable")
-    ends, found = rows.end_ns[by_end], []
+    row_ends = rows.end_ns
+    by_end = np.argsort(row_ends, kind="stable")
+    ends, found = row_ends[by_end], []
     for row in late.tolist():
         at = int(np.searchsorted(ends, rows.ts_ns[row] + _TOLERANCE_NS, side="right")) - 1
         while at >= 0 and ends[at] >= rows.ts_ns[row] - _HANDOVER_NS:

@@ -17,7 +17,7 @@ _FOLDERS = ("traces/h200", "traces/public", "traces/public/ranks_dlrm", "truth/p
 
 
 def _traces() -> list[object]:
-    own = sorted(_OWN.glob("graphs/*.json.gz")) + [_OWN / "zoo.json.gz"]
+    own = [*sorted(_OWN.glob("graphs/*.json.gz")), _OWN / "zoo.json.gz"]
     given = [path for folder in _FOLDERS for path in sorted((SHARED / folder).glob("*.json.gz"))]
     return [pytest.param(path, id=path.name.partition(".")[0]) for path in own + given]
 
