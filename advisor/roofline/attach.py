@@ -7,12 +7,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, TypeAlias
 
-import msgspec
 import numpy as np
 
 from advisor.roofline import costs
 from advisor.roofline.costs import Cost, Launch, OpCall, Tensor
 from advisor.roofline.devices import Device
+from advisor.roofline.op_arguments import NO_ARGUMENTS, RawArguments, parsed_arguments, raw_arguments
 from advisor.roofline.partners import Partners
 from advisor.trace.events import MEMCPY, MEMSET
 from advisor.trace.link import Launches, Timeline
@@ -28,9 +28,6 @@ _MAX_FOLLOWING = 64
 #: Formulas asked in turn, outwards, for one launch; and parameters of one optimizer. No program has more.
 _MAX_ASKED = 32
 _MAX_PARAMETERS = 1_000_000
-#: Dims, types, strides and values of a call's arguments, still as JSON.
-_RawArguments: TypeAlias = "tuple[bytes, bytes, bytes, bytes]"
-_NO_ARGUMENTS = (b"", b"", b"", b"")
 #: FLOPs and bytes; and the costs of an operator's launches, none at all if none can be told, with their sum.
 _Amount: TypeAlias = "tuple[float, float]"
 _Found: TypeAlias = "tuple[tuple[Cost | None, ...], _Amount]"
@@ -189,7 +186,7 @@ def operator_call(timeline: Timeline, op: int) -> OpCall:
         The call without launches or settings; without inputs where the trace has no shapes.
     """
     ops = timeline.trace.ops
-    inputs, concrete = _parsed(_arguments(ops.args[op]))
+    inputs, concrete = parsed_arguments(raw_arguments(ops.args[op]))
     return OpCall(timeline.trace.names[ops.name[op]], inputs, concrete)
 
 
@@ -247,7 +244,7 @@ class _Calls:
     def costs(self, op: int, rows: Sequence[int]) -> _Found:
         """Costs of these launches of an operator; nothing if none can be told, or it is a composite."""
         work = () if self._whole_operators else tuple([self._launches[row] for row in rows])
-        args = _arguments(self._args[op])
+        args = raw_arguments(self._args[op])
         key = (self._op_name[op], args, work, self._following(op, args), self._partner(op))
         found = self._cache.get(key)
         if found is None:
@@ -280,7 +277,7 @@ class _Calls:
             Launch(self._names[kernel], _or_none(grid), _or_none(size)) for kernel, grid, size in work
         )
 
-    def _following(self, op: int, args: _RawArguments) -> Tensor | None:
+    def _following(self, op: int, args: RawArguments) -> Tensor | None:
         """What the operator after a convolution takes first, where the convolution's values are missing."""
         if args[3] or not args[0] or "conv" not in self._names[self._op_name[op]]:
             return None
@@ -291,18 +288,18 @@ class _Calls:
         start = int(np.searchsorted(ops.ts_ns, ops.end_ns[outermost]))
         for at in range(start, min(start + _MAX_FOLLOWING, len(ops))):
             if ops.track[at] == ops.track[op]:
-                inputs, _ = _parsed(_arguments(self._args[at]))
+                inputs, _ = parsed_arguments(raw_arguments(self._args[at]))
                 # Counters, such as batch norm's, are numbers.
                 found = next((item for item in inputs if isinstance(item, Tensor) and item.shape), None)
                 if found is not None:
                     return found
         return None
 
-    def _partner(self, op: int) -> _RawArguments:
+    def _partner(self, op: int) -> RawArguments:
         """Arguments of the other half of an operator's autograd node, if its formula asks for them."""
         wanted = costs.partner_of(self._names[self._op_name[op]])
         at = self._partners.partner(op, wanted) if wanted else -1
-        return _arguments(self._args[at]) if at >= 0 else _NO_ARGUMENTS
+        return raw_arguments(self._args[at]) if at >= 0 else NO_ARGUMENTS
 
     def _is_composite(self, op: int, amount: _Amount, rows: Sequence[int]) -> bool:
         if not self._whole_operators and all(self._op_of_row[row] == op for row in rows):
@@ -317,12 +314,12 @@ class _Calls:
     def _work_out(
         self,
         name: int,
-        args: _RawArguments,
+        args: RawArguments,
         work: tuple[tuple[int, int, int], ...],
         following: Tensor | None,
-        partner: _RawArguments,
+        partner: RawArguments,
     ) -> tuple[Cost | None, ...]:
-        inputs, concrete = _parsed(args)
+        inputs, concrete = parsed_arguments(args)
         call = OpCall(
             name=self._names[name],
             inputs=inputs,
@@ -331,7 +328,7 @@ class _Calls:
             parameter_shapes=self._parameters,
             settings=self._settings,
             following=following,
-            partner=_parsed(partner)[0],
+            partner=parsed_arguments(partner)[0],
         )
         return (costs.op_cost(call),) if self._whole_operators else costs.launch_costs(call)
 
@@ -343,35 +340,6 @@ def _amount(found: Sequence[Cost | None]) -> _Amount:
 
 def _or_none(value: int) -> int | None:
     return value if value >= 0 else None
-
-
-class _OpArgs(msgspec.Struct, gc=False):
-    dims: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw, name="Input Dims")
-    types: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw, name="Input type")
-    strides: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw, name="Input Strides")
-    concrete: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw, name="Concrete Inputs")
-
-
-_OP_ARGS = msgspec.json.Decoder(_OpArgs)
-
-
-def _arguments(raw: msgspec.Raw) -> _RawArguments:
-    """A call's arguments unparsed: a cheap key for equal calls."""
-    try:
-        args = _OP_ARGS.decode(raw)
-    except msgspec.DecodeError:
-        return _NO_ARGUMENTS
-    return bytes(args.dims), bytes(args.types), bytes(args.strides), bytes(args.concrete)
-
-
-def _parsed(args: _RawArguments) -> tuple[tuple[Any, ...], tuple[str, ...]]:
-    lists = []
-    for text in args:
-        try:
-            lists.append(msgspec.json.decode(text) if text else None)
-        except msgspec.DecodeError:
-            lists.append(None)
-    return costs.parse_inputs(*lists)
 
 
 def _settings(timeline: Timeline, device: Device | None) -> dict[str, object]:
@@ -409,5 +377,5 @@ def _gradients_of_a_step(timeline: Timeline) -> Iterator[Tensor]:
         one = int(np.flatnonzero(timeline.steady)[0])
         accumulating &= timeline.steps.at(ops.ts_ns) == one
     for op in np.flatnonzero(accumulating).tolist():
-        inputs, _ = _parsed(_arguments(ops.args[op]))
+        inputs, _ = parsed_arguments(raw_arguments(ops.args[op]))
         yield from [item for item in inputs if isinstance(item, Tensor)][:1]
