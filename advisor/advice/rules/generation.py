@@ -136,7 +136,7 @@ def kv_cache(loop: Loop) -> Iterator[Finding]:
     where rows stay the same.
     """
     products = _products(loop)
-    growing = [one for one in products if _grows(one.m)]
+    growing = [one for one in products if _grows(one, loop)]
     if not growing:
         return
     bandwidth = loop.device.bandwidth_bytes_per_s
@@ -206,8 +206,17 @@ def _tokens(products: list[_Product], loop: Loop) -> float:
     return max(1.0, min(len(one.m) for one in products) / loop.steps)
 
 
-def _grows(m: np.ndarray) -> bool:
-    """Whether rows grow evenly, layer after layer making the same number of calls with each length."""
+def _grows(one: _Product, loop: Loop) -> bool:
+    """Whether rows grow evenly, token by token: within each step, or from step to step."""
+    step = loop.rows.step[one.rows]
+    within = [one.m[step == number] for number in np.unique(step).tolist()]
+    if all(len(set(m.tolist())) == 1 for m in within):
+        within = [np.concatenate(within)]
+    return all(_evenly(m) for m in within)
+
+
+def _evenly(m: np.ndarray) -> bool:
+    """Whether each length has as many calls, layer by layer, and the next one is longer by as much."""
     lengths, counts = np.unique(m, return_counts=True)
     return (
         len(lengths) >= _GROWING_CALLS
