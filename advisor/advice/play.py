@@ -21,8 +21,8 @@ def period_ns(tape: Tape) -> float:
     depth, loader = tape.depth, tape.loader_ns
     columns = (tape.kind, tape.at_ns, tape.stream, tape.delay_ns, tape.gap_ns, tape.dur_ns, tape.slot)
     items = list(zip(*columns, strict=True))
-    before: tuple[float, ...] | None = None
-    last = None
+    ends: list[tuple[float, ...]] = []
+    last = 0.0
     for _ in range(_MOST_ROUNDS):
         # Only the last `depth` beginnings are asked for.
         began = began[-depth:]
@@ -62,12 +62,17 @@ def period_ns(tape: Tape) -> float:
             if until > now:
                 base += until - now
         base += tape.host_ns
-        after = (base, ready, *free)
-        if before is not None:
-            # A stream that nothing ran on, or a loader without workers, has no pace.
-            round_ns = max(b - a for a, b in zip(before, after, strict=True))
-            if last is not None and abs(round_ns - last) <= _SETTLED * round_ns:
+        # A stream that nothing ran on, or a loader without workers, stays where it is.
+        ends.append((base, ready, *free))
+        if len(ends) > 1:
+            round_ns = _slowest(ends[-2], ends[-1])
+            if len(ends) > 2 and abs(round_ns - last) <= _SETTLED * round_ns:
                 return round_ns
             last = round_ns
-        before = after
-    return last or 0.0
+    # Rounds may alternate for ever.
+    half = _MOST_ROUNDS // 2
+    return _slowest(ends[-1 - half], ends[-1]) / half
+
+
+def _slowest(before: tuple[float, ...], after: tuple[float, ...]) -> float:
+    return max(b - a for a, b in zip(before, after, strict=True))

@@ -1,0 +1,102 @@
+"""What comes out of host work when the step time without the profiler is known."""
+
+from __future__ import annotations
+
+import pytest
+
+from advisor.advice.debias import Speed, likeliest_speed
+from advisor.advice.edits import Estimate, Remove, Retime
+from tests.advice.scripted import Script, rows_named, us
+
+exactly = Estimate.exactly
+
+
+def _pieces(s: Script, kernel: float = 5) -> None:
+    """Forty short pieces of host work with a launch each."""
+    for number in range(40):
+        s.work(22)
+        s.launch(
+            kernel, kernel="even" if number % 2 else "odd", op=f"aten::{'even' if number % 2 else 'odd'}"
+        )
+
+
+def test_short_pieces_of_host_work_shrink_until_the_step_takes_the_baseline():
+    # GIVEN 1200 µs of host work as profiled, of which 700 are without the profiler
+    replay = Script(_pieces).replay(baseline_step_ms=0.7)
+
+    assert replay.profiled_ns == pytest.approx(1_200_000, rel=0.01)
+    assert replay.host_scale == pytest.approx(7 / 12, abs=0.01)
+    # WHEN half of the launches go THEN half of the real time is won, not of the profiled
+    assert us(replay.step_ns([Remove(rows_named(replay, "even"))])) == pytest.approx(350, rel=0.02)
+
+
+def test_an_unedited_step_takes_exactly_the_baseline():
+    for baseline_ms in (0.3, 0.7, 1.1999, 1.3, 2.0):
+        replay = Script(_pieces).replay(baseline_step_ms=baseline_ms)
+        rows = rows_named(replay, "even")
+
+        assert replay.step_ns() == baseline_ms * 1e6
+        unchanged = replay.step_ns([Retime(rows, exactly(5_000.0))])
+        assert unchanged == pytest.approx(baseline_ms * 1e6, rel=1e-9)
+
+
+def test_where_the_device_sets_the_pace_host_work_is_taken_as_usually_profiled():
+    # GIVEN kernels of 4000 µs under a host of 1200, and a baseline one percent below what the kernels need
+    replay = Script(lambda s: _pieces(s, kernel=100)).replay(baseline_step_ms=4.0)
+
+    assert us(replay.profiled_ns) == pytest.approx(4040, rel=0.001)
+    # THEN the percent says nothing of the host
+    assert replay.host_scale == pytest.approx(0.6, abs=0.02)
+    assert replay.result_scale == pytest.approx(4000 / 4040, rel=0.001)
+    # AND when kernels shrink to nothing the host comes out, as it really is
+    found = us(replay.step_ns([Retime(rows_named(replay, ""), exactly(1_000.0))]))
+    assert found == pytest.approx(1200 * 0.6 * 4000 / 4040, rel=0.05)
+
+
+def test_a_long_piece_of_host_work_hardly_swells():
+    # GIVEN a piece of 3000 µs, which is no profiler's work, beside 1200 µs in short ones
+    replay = Script(lambda s: (s.work(3000), _pieces(s))).replay(baseline_step_ms=3.7)
+
+    # THEN what the profiler cost comes out of the short ones
+    short = rows_named(replay, "")
+    left = us(replay.step_ns([Remove(short)]))
+    assert left == pytest.approx(3000, rel=0.03)
+
+
+def test_python_frames_recorded_in_a_piece_let_it_swell():
+    def step(s: Script) -> None:
+        for number in range(100):
+            s._emit("python", f"frame {number}", s.now + 30 * number, 20)
+        s.work(3000)
+        s.launch(5)
+
+    replay = Script(step).replay(baseline_step_ms=1.8)
+
+    assert replay.host_scale == pytest.approx(0.6, abs=0.02)
+    assert replay.result_scale == pytest.approx(1, abs=0.02)
+
+
+def test_making_batches_in_the_training_process_may_drift_by_itself():
+    # GIVEN a fetch of 5000 µs and 1200 µs of short pieces, and a baseline as long as the profiled step
+    replay = Script(lambda s: (s.fetch(5000, workers=False), _pieces(s))).replay(baseline_step_ms=6.2)
+
+    # THEN the loop without the profiler fetched more slowly, rather than that the profiler cost nothing
+    assert replay.speed.fetch > 1.03
+    assert replay.host_scale < 0.9
+    assert us(replay.step_ns()) == 6200
+
+
+def test_the_likeliest_factor_is_the_one_that_gives_the_target():
+    host_bound = likeliest_speed(lambda speed: 1000.0 * speed.host, 450.0, fetches=False)
+    assert host_bound.host == pytest.approx(0.45, abs=0.01)
+    assert host_bound.fetch == 1
+
+    # WHEN the factor makes no difference THEN it is the usual one
+    device_bound = likeliest_speed(lambda speed: 1000.0, 990.0, fetches=False)
+    assert device_bound.host == pytest.approx(0.6, abs=0.01)
+
+    # WHEN only fetching makes one THEN it explains what it can
+    fetching = likeliest_speed(lambda speed: 1000.0 * speed.fetch, 1100.0, fetches=True)
+    assert fetching.fetch == pytest.approx(1.1, abs=0.02)
+    assert fetching.host == pytest.approx(0.6, abs=0.01)
+    assert Speed() == Speed(1.0, 1.0)
