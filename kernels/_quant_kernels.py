@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ._device import sm_count
 from ._launch import LaunchTable, cdiv
 from ._quant_format import BLOCK, blocks_of
 from ._triton import INTERPRETED, tl, triton
@@ -297,8 +298,11 @@ def launch_tile(
     """Rows of 16-bit x (rows, in) on the matrix units, into y (rows, out)."""
     x = _whole_blocks(x)
     n_rows, n_out, n_blocks = x.shape[0], packed.shape[0], x.shape[1] // BLOCK
-    params = TILE.pick(n_rows, x.device)
-    _tile_kernel[(cdiv(n_rows, params["X_ROWS"]) * cdiv(n_out, params["ROWS"]),)](
+    params = dict(TILE.pick(n_rows, x.device))
+    x_blocks = cdiv(n_rows, params["X_ROWS"])
+    while params["num_warps"] > 1 and x_blocks * cdiv(n_out, params["ROWS"]) < sm_count(x.device):
+        params["ROWS"], params["num_warps"] = params["ROWS"] // 2, params["num_warps"] // 2
+    _tile_kernel[(x_blocks * cdiv(n_out, params["ROWS"]),)](
         x, packed, scale, zero, bias, y, n_rows, n_out, n_blocks, x.stride(0),
         BITS=bits, GROUPS=_groups(scale, bits, n_blocks),
         FULL=n_blocks % params["BLOCKS"] == 0, **params,
