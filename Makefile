@@ -26,10 +26,11 @@ demo: $(DEMO_STAMP)  ## Train two small models here and report on them
 	$(BIN)/advisor demo $(DEMO_ARGS)
 
 # The workers are the parallelism: more threads in each would only get in one another's way.
+# No worker is replaced: xdist may hang or fail itself over a replacement, and then names no test.
 test: export OMP_NUM_THREADS ?= 1
 test: export TRITON_INTERPRET = 1
 test: lint  ## Lint, check types and walls, run the tests
-	$(BIN)/pytest -n $(WORKERS) --dist loadfile -m 'not gpu' $(PYTEST_ARGS)
+	$(BIN)/pytest -n $(WORKERS) --dist loadfile --max-worker-restart=0 -m 'not gpu' $(PYTEST_ARGS)
 
 lint: $(TEST_STAMP)  ## Style, format, types, import walls
 	$(BIN)/ruff check .

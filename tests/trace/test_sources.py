@@ -201,7 +201,7 @@ def test_a_missing_file_is_an_error_not_a_traceback(tmp_path: Path) -> None:
         read_trace(tmp_path / "gone.json")
 
 
-@pytest.mark.parametrize("stored", [TRACE, gzip.compress(TRACE)])
+@pytest.mark.parametrize("stored", [TRACE, gzip.compress(TRACE)], ids=["plain", "gzip"])
 def test_stdin_is_read(monkeypatch: pytest.MonkeyPatch, stored: bytes) -> None:
     monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=io.BytesIO(stored)))
     trace = read_trace("-")
