@@ -8,7 +8,7 @@ from dataclasses import replace
 from advisor.advice.edits import Edit
 from advisor.advice.finding import Advice, Advised, Finding, Saving
 from advisor.advice.loop import Loop
-from advisor.advice.replay import Replay
+from advisor.advice.replay import Outcome, Replay
 from advisor.advice.rule import NotApplicable, Rule, all_rules
 from advisor.roofline.analysis import Analysis
 
@@ -48,18 +48,26 @@ def advise(analysis: Analysis, rules: Sequence[Rule] | None = None) -> Advised:
 
 
 def saving_of(edits: Sequence[Edit], replay: Replay) -> Saving:
-    """What a change saves, by playing the step with it."""
+    """What a change saves, by playing the step with it; what two measurements differ by is in the range."""
+    return _saving(replay.outcome(edits), replay)
+
+
+def _saving(found: Outcome, replay: Replay) -> Saving:
     before = replay.step_ns()
-    cases = sorted(before - replay.step_ns(edits, case) for case in ("pessimistic", "likely", "optimistic"))
-    likely = before - replay.step_ns(edits, "likely")
-    return Saving(cases[0], likely, cases[-1])
+    return Saving(
+        low_ns=before - found.longest_ns - found.noise_ns,
+        likely_ns=before - found.likely_ns,
+        high_ns=before - found.shortest_ns + found.noise_ns,
+    )
 
 
 def _weigh(one: Rule, finding: Finding, loop: Loop) -> Advice | None:
-    saving = saving_of(finding.edits, loop.replay) if finding.edits else None
-    if saving is not None and saving.high_ns < NEGLIGIBLE * loop.step_ns and not finding.note:
+    if not finding.edits:
+        return Advice(one.id, finding, None)
+    found = loop.replay.outcome(finding.edits)
+    if loop.step_ns - found.shortest_ns < NEGLIGIBLE * loop.step_ns and not finding.note:
         return None
-    return Advice(one.id, finding, saving)
+    return Advice(one.id, finding, _saving(found, loop.replay))
 
 
 def _together(advice: Sequence[Advice], loop: Loop) -> tuple[Saving, list[str]] | None:

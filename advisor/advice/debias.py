@@ -26,9 +26,11 @@ _SWELLS_NS = 50_000.0
 #: device activity. Source: step times of GPT, ViT and ResNet on an H200 inside and outside the window.
 _USUAL, _SPREAD = 0.6, 0.15
 #: Relative deviation of two measurements of one loop's step time.
-_DRIFT = 0.01
+DRIFT = 0.01
 #: The same of the time to make a batch, which hangs on what other processes do to memory and disk.
-_FETCH_DRIFT = 0.1
+FETCH_DRIFT = 0.1
+#: Standard deviations that nine in ten values stay below.
+NINE_IN_TEN = 1.28
 _LEAST, _MOST, _TRIALS = 0.25, 1.15, 10
 
 
@@ -65,7 +67,25 @@ class Speed:
 AS_PROFILED = Speed()
 
 
-def likeliest_speed(step_ns: Callable[[Speed], float], target_ns: float, *, fetches: bool) -> Speed:
+@dataclass(frozen=True, slots=True)
+class Speeds:
+    """What may be known of a host's real speed.
+
+    Attributes:
+        likely: the likeliest.
+        fast, slow: nine in ten times it is no faster, and no slower, than these.
+    """
+
+    likely: Speed
+    fast: Speed
+    slow: Speed
+
+
+#: Without any baseline: as profiled, at worst; nothing else may be promised.
+UNKNOWN = Speeds(AS_PROFILED, Speed(_USUAL), AS_PROFILED)
+
+
+def likeliest_speeds(step_ns: Callable[[Speed], float], target_ns: float, *, fetches: bool) -> Speeds:
     """Speed of the host without the profiler.
 
     Args:
@@ -77,11 +97,17 @@ def likeliest_speed(step_ns: Callable[[Speed], float], target_ns: float, *, fetc
     steps = np.array([step_ns(Speed(float(factor))) for factor in host])
     slope = np.zeros(_TRIALS)
     if fetches:
-        slope = np.array([step_ns(Speed(float(factor), 1.0 + _FETCH_DRIFT)) for factor in host]) - steps
+        slope = np.array([step_ns(Speed(float(factor), 1.0 + FETCH_DRIFT)) for factor in host]) - steps
     fine = np.linspace(_LEAST, _MOST, 20 * (_TRIALS - 1) + 1)[:, None]
     drift = np.linspace(-2.0, 2.0, 81)[None] if fetches else np.zeros((1, 1))
     played = np.interp(fine, host, steps) + drift * np.interp(fine, host, slope)
-    off = (target_ns / played - 1.0) / _DRIFT
+    off = (target_ns / played - 1.0) / DRIFT
     cost = off**2 + ((fine - _USUAL) / _SPREAD) ** 2 + drift**2
-    at, drifted = np.unravel_index(cost.argmin(), cost.shape)
-    return Speed(float(fine[at, 0]), 1.0 + _FETCH_DRIFT * float(drift[0, drifted]))
+
+    def at(place: int) -> Speed:
+        drifted = float(drift[0, cost[place].argmin()])
+        return Speed(float(fine[place, 0]), 1.0 + FETCH_DRIFT * drifted)
+
+    best = cost.min(axis=1)
+    able = np.flatnonzero(best <= best.min() + NINE_IN_TEN**2)
+    return Speeds(at(int(best.argmin())), at(int(able[0])), at(int(able[-1])))

@@ -45,7 +45,12 @@ class Finding:
 
 @dataclass(frozen=True)
 class Saving:
-    """Step time saved, in ns a step; `low` and `high` from the finding's pessimistic and optimistic cases."""
+    """Step time saved, in ns a step.
+
+    `low_ns` and `high_ns` bound what will be measured, by the finding's pessimistic and optimistic cases, by
+    what is known of the host's speed, and by what two measurements of one loop differ by. So `low_ns` of a
+    small saving is below zero.
+    """
 
     low_ns: float
     likely_ns: float

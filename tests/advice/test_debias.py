@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from advisor.advice.debias import Speed, likeliest_speed
+from advisor.advice.debias import Speed, likeliest_speeds
 from advisor.advice.edits import Estimate, Remove, Retime
 from tests.advice.scripted import Script, rows_named, us
 
@@ -81,22 +81,22 @@ def test_making_batches_in_the_training_process_may_drift_by_itself():
     replay = Script(lambda s: (s.fetch(5000, workers=False), _pieces(s))).replay(baseline_step_ms=6.2)
 
     # THEN the loop without the profiler fetched more slowly, rather than that the profiler cost nothing
-    assert replay.speed.fetch > 1.03
+    assert replay.speeds.likely.fetch > 1.03
     assert replay.host_scale < 0.9
     assert us(replay.step_ns()) == 6200
 
 
 def test_the_likeliest_factor_is_the_one_that_gives_the_target():
-    host_bound = likeliest_speed(lambda speed: 1000.0 * speed.host, 450.0, fetches=False)
+    host_bound = likeliest_speeds(lambda speed: 1000.0 * speed.host, 450.0, fetches=False).likely
     assert host_bound.host == pytest.approx(0.45, abs=0.01)
     assert host_bound.fetch == 1
 
     # WHEN the factor makes no difference THEN it is the usual one
-    device_bound = likeliest_speed(lambda speed: 1000.0, 990.0, fetches=False)
+    device_bound = likeliest_speeds(lambda speed: 1000.0, 990.0, fetches=False).likely
     assert device_bound.host == pytest.approx(0.6, abs=0.01)
 
     # WHEN only fetching makes one THEN it explains what it can
-    fetching = likeliest_speed(lambda speed: 1000.0 * speed.fetch, 1100.0, fetches=True)
+    fetching = likeliest_speeds(lambda speed: 1000.0 * speed.fetch, 1100.0, fetches=True).likely
     assert fetching.fetch == pytest.approx(1.1, abs=0.02)
     assert fetching.host == pytest.approx(0.6, abs=0.01)
     assert Speed() == Speed(1.0, 1.0)
