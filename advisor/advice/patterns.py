@@ -112,6 +112,8 @@ class Attention(Group):
         masked: whether any mask is.
         dropout: whether weights are dropped.
         dtype: of the products.
+        split: what split one projection into queries, keys and values, or None. Its gradient concatenates
+            theirs, which is slow where they are transposed.
     """
 
     scores: Product = field(kw_only=True)
@@ -120,6 +122,7 @@ class Attention(Group):
     masked: bool = field(kw_only=True)
     dropout: bool = field(kw_only=True)
     dtype: str = field(kw_only=True)
+    split: Unit | None = field(kw_only=True, default=None)
 
 
 class Patterns:
@@ -189,6 +192,7 @@ def attention(units: Sequence[Unit]) -> Iterator[Group]:
             masked=masked,
             dropout=any("dropout" in name for name in names),
             dtype=first.a.dtype,
+            split=_split_before(units, before, first.a.numel),
         )
 
 
@@ -247,6 +251,17 @@ def _views_around(
         ):
             later.append(unit)
     return earlier[::-1], later
+
+
+def _split_before(units: Sequence[Unit], before: int, heads: int) -> Unit | None:
+    return next(
+        (
+            unit
+            for unit in reversed(units[max(0, before - 12) : before])
+            if unit.name in ("split", "split_with_sizes", "chunk", "unbind") and unit.numel == 3 * heads
+        ),
+        None,
+    )
 
 
 def norm(units: Sequence[Unit]) -> Iterator[Group]:
@@ -480,9 +495,15 @@ def chain(units: Sequence[Unit]) -> Iterator[Group]:
             if not ends:
                 continue
             unit = None
-        if sum(bool(one.forward) for one in run) >= 2 and run[0].numel >= _MIN_CHAIN:
+        long_enough = sum(bool(one.forward) for one in run) >= 2 and run[0].numel >= _MIN_CHAIN
+        if long_enough and not _reduces_all(run[-1]):
             yield _chain_of(run)
         run = [unit] if unit is not None and unit.name in _POINTWISE and unit.forward else []
+
+
+def _reduces_all(unit: Unit) -> bool:
+    """Whether a number comes out: the end of a loss."""
+    return unit.name in _REDUCING and not any(value.startswith("[") for value in unit.call.concrete)
 
 
 def _same_size(run: Sequence[Unit], unit: Unit) -> bool:

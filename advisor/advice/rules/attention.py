@@ -8,12 +8,12 @@ from collections.abc import Iterator
 import numpy as np
 
 from advisor.advice.calls import Unit
-from advisor.advice.edits import Edit, Estimate
+from advisor.advice.edits import Edit, Estimate, Retime
 from advisor.advice.evidence import fused, kernel_lines, module_line
 from advisor.advice.finding import Finding
 from advisor.advice.loop import Loop
 from advisor.advice.patterns import Attention, score_entries
-from advisor.advice.rates import at_most, attention_ns
+from advisor.advice.rates import at_most, attention_ns, pass_ns
 from advisor.advice.rule import rule
 from advisor.advice.wording import count, duration, percent
 from advisor.roofline.costs import Tensor
@@ -113,7 +113,18 @@ def _fused_attention(loop: Loop, groups: list[Attention]) -> list[Edit]:
                 )
                 rows.append(own)
                 times.append(at_most(time, float(loop.rows.dur_ns[own].sum())))
-    return list(fused(rows, times))
+    return [*fused(rows, times), *_contiguous_gradients(loop, groups)]
+
+
+def _contiguous_gradients(loop: Loop, groups: list[Attention]) -> list[Edit]:
+    """Gradients of fused attention come as the projection lies, so that joining them is a plain copy."""
+    rows = [row for group in groups if group.split is not None for row in group.split.backward]
+    costs = loop.analysis.costs
+    rows = [row for row in rows if costs.pipe[row] >= 0]
+    time = pass_ns(loop.device, costs.bytes_read[rows] + costs.bytes_written[rows]) if rows else None
+    if time is None:
+        return []
+    return [Retime(np.array(rows), at_most(time, loop.rows.dur_ns[rows].astype(float)))]
 
 
 @rule(

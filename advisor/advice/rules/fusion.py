@@ -150,7 +150,7 @@ def norm(loop: Loop) -> Iterator[Finding]:
         title=f"hand-written {name}",
         fix=f"self.norm = torch.nn.{name}({groups[0].width}, eps=eps)  # torch >= 2.9 fuses RMSNorm on CUDA\n"
         f"# or in place: y = torch.nn.functional.{function}(x, (x.shape[-1],), self.weight, eps=eps)\n"
-        f"# or the bundled kernel: from advisor.kernels import {function}",
+        f"# or bundled: from advisor.kernels import {function}  # called alike",
         risk="sums in another order; a cast back to 16 bits that came before the weight comes after it now",
         swap="norm",
     )
@@ -183,10 +183,21 @@ def gate(loop: Loop) -> Iterator[Finding]:
         groups,
         [_times(loop, group, _GATE) for group in groups],
         title=f"gated activation {groups[0].what}",
-        fix="from advisor.kernels import swiglu\ny = self.down(swiglu(self.gate(x), self.up(x)))\n"
-        "# or: self.mlp = torch.compile(self.mlp)",
+        fix=_gate_fix(groups[0].units[0].name),
         risk="the activation is not rounded to 16 bits before the product",
         swap="activation",
+    )
+
+
+def _gate_fix(activation: str) -> str:
+    bundled = {"silu": "swiglu(self.gate(x), self.up(x))", "gelu": "geglu(self.gate(x), self.up(x))"}
+    bundled |= {"relu": 'gated_activation(self.gate(x), self.up(x), "relu")'}
+    if activation not in bundled:
+        return "self.mlp = torch.compile(self.mlp)  # the module around activation and product"
+    call = bundled[activation]
+    return (
+        f"from advisor.kernels import {call.partition('(')[0]}\ny = self.down({call})\n"
+        "# or: self.mlp = torch.compile(self.mlp)"
     )
 
 
@@ -215,7 +226,7 @@ def rope(loop: Loop) -> Iterator[Finding]:
         groups,
         [_times(loop, group, _ROPE) for group in groups],
         title="rotary embedding",
-        fix="from advisor.kernels import rope\nq, k = rope(q, k, cos, sin)\n"
+        fix="from advisor.kernels.rope import rope\nq, k = rope(q, k, cos, sin)  # heads before tokens\n"
         "# or: apply_rotary = torch.compile(apply_rotary)",
         risk="products are summed in fp32 before rounding",
         swap="rope",
@@ -279,14 +290,14 @@ def residual_norm(loop: Loop) -> Iterator[Finding]:
     if not _large_enough(loop, groups):
         return
     rms = "rms" in groups[0].what
-    function = "add_rms_norm" if rms else "add_layer_norm"
+    width, function = groups[0].width, "add_rms_norm" if rms else "add_layer_norm"
     yield _finding(
         loop,
         groups,
         [_times(loop, group, _RESIDUAL) for group in groups],
         title="residual sum before a norm",
-        fix=f"from advisor.kernels import {function}\n"
-        f"y, residual = {function}(x, residual, self.norm.weight{'' if rms else ', self.norm.bias'})\n"
+        fix=f"from advisor.kernels import {function}\nw = self.norm\n"
+        f"y, residual = {function}(x, residual, {width}, w.weight{'' if rms else ', w.bias'}, eps=w.eps)\n"
         "# or: self.block = torch.compile(self.block)",
         risk="the norm sees the sum before it is rounded",
         swap="norm",
@@ -317,7 +328,8 @@ def chain(loop: Loop) -> Iterator[Finding]:
     in measurements, since the sums over rows in backward are slow: there the likely saving is none, and the
     best that of the bundled kernels, which a swap tries and keeps only where they are faster.
 
-    Silent for what other patterns explain, for compiled work and for small tensors.
+    Silent for what other patterns explain, for compiled work, for small tensors, and for the end of a loss,
+    where a number comes out.
     """
     groups = loop.patterns.of("chain")
     loop.require(groups, "no chains of pointwise work")
@@ -342,7 +354,9 @@ def chain(loop: Loop) -> Iterator[Finding]:
         fix="# put the chain into one function and compile it:\n"
         "@torch.compile\ndef block(x, bias, weight, beta):\n"
         "    return F.layer_norm(F.gelu(x + bias), (x.shape[-1],), weight, beta)\n"
-        "# where it ends in a norm, the bundled kernel: from advisor.kernels import bias_act_norm"
+        "# where it ends in a norm, the bundled kernel:\n"
+        "from advisor.kernels.bias_act_norm import bias_act_norm\n"
+        'y = bias_act_norm(x, bias, "gelu", weight, beta)'
         if to_norm
         else "# put the chain into one function and compile it, or the module around it:\n"
         "self.block = torch.compile(self.block)",

@@ -56,12 +56,16 @@ def inefficient(loop: Loop) -> Iterator[Finding]:
     worst: dict[int, float] = defaultdict(float)
     for row, gain in zip(rows.tolist(), headroom.tolist(), strict=True):
         worst[int(loop.rows.name[row])] += gain / loop.steps
+    gap = float(headroom.sum()) / loop.steps
     name, most = max(worst.items(), key=lambda item: item[1])
     yield Finding(
         title=f"{count(len(rows) / loop.steps, 'large kernel')} below half of the roof take "
-        f"{duration(taken)}, {percent(loop.share(taken))} of the step; most headroom: "
-        f"{short_kernel(loop.timeline.trace.names[name])}, {duration(most)}",
-        evidence=[*kernel_lines(loop, rows.tolist(), 6), *module_line(loop, rows.tolist())],
+        f"{duration(taken)}, {percent(loop.share(taken))} of the step, {duration(gap)} of it headroom",
+        evidence=[
+            f"most headroom: {short_kernel(loop.timeline.trace.names[name])}, {duration(most)} a step",
+            *kernel_lines(loop, rows.tolist(), 6),
+            *module_line(loop, rows.tolist()),
+        ],
         edits=[Retime(rows, Estimate(*(now - part * headroom for part in _HOPED)))],
         fix="model = torch.compile(model)  # replaces generic elementwise and reduction kernels\n"
         "# for products and convolutions: torch.backends.cudnn.benchmark = True, or newer CUDA libraries",

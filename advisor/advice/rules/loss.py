@@ -160,9 +160,10 @@ def cross_entropy(loop: Loop) -> Iterator[Finding]:
             *module_line(loop, every),
         ],
         edits=list(fused(groups, times)),
-        fix="from advisor.kernels import cross_entropy, linear_cross_entropy\n"
-        "loss = cross_entropy(logits.view(-1, logits.size(-1)), labels.view(-1))\n"
-        "# with the head: loss = linear_cross_entropy(hidden, self.head.weight, labels)\n"
+        fix="from advisor.kernels.cross_entropy import cross_entropy\n"
+        "loss = cross_entropy(logits, labels)  # logits (..., classes), labels (...)\n"
+        "# with the head in one: from advisor.kernels.linear_cross_entropy import linear_cross_entropy\n"
+        "# loss = linear_cross_entropy(hidden, self.head.weight, labels)\n"
         "# or: compute_loss = torch.compile(compute_loss), with the head inside",
         risk="probabilities are not rounded to 16 bits on the way; logits are overwritten by their gradient",
         swap="loss",
