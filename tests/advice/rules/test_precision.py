@@ -108,7 +108,7 @@ def test_gradient_scaling_stays_on_a_device_without_bf16():
 
 def test_large_products_may_gain_from_fp8_and_may_not():
     (advice,) = ask("precision.fp8", product(WGMMA, 180, BF16)).advice
-    assert advice.saving.low_ns == pytest.approx(0, abs=2_000)
+    assert advice.saving.low_ns < 2_000 < advice.saving.likely_ns
     assert advice.finding.confidence == "heuristic"
 
 
