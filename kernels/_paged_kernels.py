@@ -1,9 +1,9 @@
 """The kernels of paged attention: the pass over the cache, in splits, and what puts splits together.
 
-A program of `paged_attention_kernel` has the query heads that share a key head as its rows, so that a key and a value
-are fetched once for all of them and the products run on the matrix units, rows padded to 16. The tokens that
-a sequence sees are cut into `splits` parts of whole tiles on the device, by the sequence's own length, which
-the host never learns. Parts without tokens end at once.
+A program of `paged_attention_kernel` has the query heads that share a key head as its rows, so that a key and
+a value are fetched once for all of them and the products run on the matrix units, rows padded to 16. The
+tokens that a sequence sees are cut into `splits` parts of whole tiles on the device, by the sequence's own
+length, which the host never learns. Parts without tokens end at once.
 """
 
 from ._attention_tiles import cap
@@ -54,8 +54,8 @@ def paged_attention_kernel(
 ):  # fmt: skip
     """Softmax-weighted values of a whole sequence, with the scores' log-sum-exp; or (`PARTS`) of a split.
 
-    A split gives what `paged_combine_kernel` takes: the weighted sum, the largest score in units of log2 and the
-    sum of weights. The two stay apart, since added up a large score would swallow the sum's logarithm. A
+    A split gives what `paged_combine_kernel` takes: the weighted sum, the largest score in units of log2 and
+    the sum of weights. The two stay apart, since added up a large score would swallow the sum's logarithm. A
     split without tokens writes nothing. Rows that see no key give 0, and -inf for log-sum-exp or score.
     """
     pid = tl.program_id(0)

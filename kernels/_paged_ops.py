@@ -138,7 +138,8 @@ def paged_attention_op(
         # The limit is that of the tightest fit; more rows would spill.
         params.pop("maxnreg", None)
     row_blocks = cdiv(rows, block_m)
-    capacity = min(block_table.shape[1] * block_size, 2**31 - 1)
+    # Sums of a token and a split must stay within 32 bits.
+    capacity = min(block_table.shape[1] * block_size, 2**30)
 
     programs = batch * kv_heads * row_blocks
     most = cdiv(min(max_context_len, capacity), params["BLOCK_N"] * _LEAST_TILES)

@@ -4,9 +4,12 @@ Every cache here holds NaN where no sequence has a token, and every table number
 where no sequence has a block: reading either shows.
 """
 
+import ctypes
+import mmap
 import os
 import subprocess
 import sys
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -25,8 +28,14 @@ from hypothesis import strategies as st
 
 from tests.kernels.checks import assert_bit_equal, cases, check, skip_unless_runnable
 
-DTYPES = cases([torch.float32, torch.float16, torch.bfloat16])
+FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+DTYPES = cases(FLOATS)
 GARBAGE = 2**30
+
+
+def cases_of(quick, full):
+    """`cases` of several parameters at once, so that a combination is quick only if it is said to be."""
+    return [pytest.param(*values, marks=[pytest.mark.quick]) for values in quick] + list(full)
 
 
 def _paged(device, dtype, lens, heads=4, kv_heads=2, dim=16, block_size=16, queries=1, seen_from=None):
@@ -79,41 +88,45 @@ def _with_slots(monkeypatch, processors):
     ops.split_count.cache_clear()
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+SHAPES = [
+    {"lens": [33, 1, 16], "heads": 4, "kv_heads": 2, "dim": 16, "block_size": 16},
+    {"lens": [40], "heads": 3, "kv_heads": 1, "dim": 80, "block_size": 32, "queries": 3},
+    {"lens": [70, 5], "heads": 2, "kv_heads": 2, "dim": 24, "block_size": 64},
+    {"lens": [30], "heads": 20, "kv_heads": 1, "dim": 64, "block_size": 8},
+    {"lens": [19, 5, 30], "heads": 3, "kv_heads": 3, "dim": 1, "block_size": 3},
+    {"lens": [24], "heads": 2, "kv_heads": 1, "dim": 256, "block_size": 16},
+    {"lens": [45], "heads": 2, "kv_heads": 1, "dim": 16, "block_size": 16, "queries": 40},
+]
+
+
 @pytest.mark.parametrize(
-    "shape",
-    cases(
-        [
-            {"lens": [33, 1, 16], "heads": 4, "kv_heads": 2, "dim": 16, "block_size": 16},
-            {"lens": [40], "heads": 3, "kv_heads": 1, "dim": 80, "block_size": 32, "queries": 3},
-        ],
-        [
-            {"lens": [70, 5], "heads": 2, "kv_heads": 2, "dim": 24, "block_size": 64},
-            {"lens": [30], "heads": 20, "kv_heads": 1, "dim": 64, "block_size": 8},
-            {"lens": [19, 5, 30], "heads": 3, "kv_heads": 3, "dim": 1, "block_size": 3},
-            {"lens": [24], "heads": 2, "kv_heads": 1, "dim": 256, "block_size": 16},
-            {"lens": [45], "heads": 2, "kv_heads": 1, "dim": 16, "block_size": 16, "queries": 40},
-        ],
-    ),
+    ("dtype", "shape"),
+    cases_of(product(FLOATS, SHAPES[:2]), product(FLOATS, SHAPES[2:])),
 )
 def test_outputs_match_eager_on_the_gathered_cache(device, dtype, shape, poisoned):
     skip_unless_runnable(device, dtype)
     _check(_paged(device, dtype, **shape))
 
 
+MODELS = [
+    {"heads": 32, "kv_heads": 8, "dim": 128},
+    {"heads": 12, "kv_heads": 12, "dim": 64},
+    {"heads": 16, "kv_heads": 8, "dim": 256},
+    {"heads": 20, "kv_heads": 4, "dim": 96},
+    {"heads": 32, "kv_heads": 8, "dim": 128, "queries": 4},
+    {"heads": 32, "kv_heads": 2, "dim": 128, "queries": 5},
+]
+
+
 @pytest.mark.gpu
-@pytest.mark.parametrize("dtype", cases([torch.bfloat16], [torch.float16, torch.float32]))
-@pytest.mark.parametrize("block_size", cases([16, 128], [64, 256, 48]))
-@pytest.mark.parametrize("options", cases([{}], [{"window_left": 700}, {"softcap": 20.0}]))
 @pytest.mark.parametrize(
-    "shape",
-    cases(
-        [{"heads": 32, "kv_heads": 8, "dim": 128}, {"heads": 12, "kv_heads": 12, "dim": 64}],
+    ("dtype", "block_size", "options", "shape"),
+    cases_of(
+        product([torch.bfloat16], [16], [{}], MODELS),
         [
-            {"heads": 16, "kv_heads": 8, "dim": 256},
-            {"heads": 20, "kv_heads": 4, "dim": 96},
-            {"heads": 32, "kv_heads": 8, "dim": 128, "queries": 4},
-            {"heads": 32, "kv_heads": 2, "dim": 128, "queries": 5},
+            *product([torch.bfloat16], [48, 64, 128, 256], [{}], MODELS),
+            *product([torch.bfloat16], [128], [{"window_left": 700}, {"softcap": 20.0}], MODELS),
+            *product([torch.float16, torch.float32], [16], [{}], MODELS),
         ],
     ),
 )
@@ -133,9 +146,13 @@ OPTIONS = [
 ]
 
 
-@pytest.mark.parametrize("dtype", cases([torch.float32], [torch.float16, torch.bfloat16]))
-@pytest.mark.parametrize("queries", cases([1, 3]))
-@pytest.mark.parametrize("options", cases(OPTIONS))
+@pytest.mark.parametrize(
+    ("dtype", "queries", "options"),
+    cases_of(
+        product([torch.bfloat16], [3], OPTIONS),
+        [*product([torch.bfloat16], [1], OPTIONS), *product([torch.float32, torch.float16], [1, 3], OPTIONS)],
+    ),
+)
 def test_options_match_eager(device, dtype, queries, options, poisoned):
     skip_unless_runnable(device, dtype)
     inputs = _paged(device, dtype, [37, 6], queries=queries)
@@ -145,8 +162,9 @@ def test_options_match_eager(device, dtype, queries, options, poisoned):
     _check(inputs, **options)
 
 
-@pytest.mark.parametrize("splits", cases([2, 3, 20]))
-@pytest.mark.parametrize("options", cases([{}], [{"window_left": 30}]))
+@pytest.mark.quick
+@pytest.mark.parametrize("splits", [2, 3, 20])
+@pytest.mark.parametrize("options", [{}, {"window_left": 30}])
 def test_a_sequence_in_splits_is_that_in_one(device, splits, options, monkeypatch, poisoned):
     # GIVEN sequences that have tokens for all splits, for some of them and for none
     inputs = _paged(device, torch.float32, [150, 40, 0], heads=2, kv_heads=1, queries=2)
@@ -215,6 +233,35 @@ def test_blocks_that_the_window_has_left_are_not_read(device, block_size, proces
 
 
 @pytest.mark.quick
+@pytest.mark.parametrize("processors", [1, 64])
+def test_a_negative_length_is_none(device, processors, monkeypatch, poisoned):
+    _with_slots(monkeypatch, processors)
+    inputs = _paged(device, torch.float32, [40, 20])
+    inputs["context_lens"][0] = -17
+    out, lse = paged_attention(**inputs, return_lse=True)
+    assert not out[0].any()
+    assert (lse[0] == -torch.inf).all()
+    assert out[1].isfinite().all()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="mprotect by its Linux numbers")
+def test_the_table_is_not_read_past_its_end(device):
+    if device.type == "cuda":
+        pytest.skip("compute-sanitizer tells there")
+    # GIVEN a table that ends where a page begins that nobody may read, and a tile of more blocks than it has
+    page = mmap.PAGESIZE
+    pages = mmap.mmap(-1, 2 * page)
+    start = ctypes.addressof(ctypes.c_char.from_buffer(pages))
+    assert ctypes.CDLL(None).mprotect(ctypes.c_void_p(start + page), page, 0) == 0
+    inputs = _paged(device, torch.float32, [9], block_size=4)
+    used = inputs["block_table"][:, :3]
+    table = torch.frombuffer(pages, dtype=torch.int32, count=3, offset=page - 12).view(1, 3).copy_(used)
+    # THEN reading on would end this process
+    expected = paged_attention(**inputs)
+    assert_bit_equal(paged_attention(**{**inputs, "block_table": table}), expected)
+
+
+@pytest.mark.quick
 def test_a_length_beyond_the_table_is_cut_to_it(device):
     inputs = _paged(device, torch.float32, [32])
     inputs["block_table"] = inputs["block_table"][:, :2]
@@ -268,9 +315,6 @@ def test_extreme_scores_stay_exact(device, dtype, kind, monkeypatch, poisoned):
     assert (out.double() - exact).abs().max() <= 4 * eps * inputs["v_cache"].nan_to_num().abs().max()
 
 
-EIGHT_BITS = cases([torch.int8, pytest.param(torch.float8_e4m3fn, marks=[pytest.mark.gpu])])
-
-
 def _quantized(inputs, dtype):
     """The same with a cache of 8 bits, as eager arithmetic makes it, and its scales by head."""
     limit = ops.LIMITS[dtype]
@@ -298,7 +342,16 @@ def _skip_eight_bits_unless_runnable(device, dtype):
 @pytest.mark.parametrize("options", [{}, {"softcap": 3.0}])
 def test_a_cache_of_8_bits_is_read_with_its_scales(device, dtype, options, poisoned):
     _skip_eight_bits_unless_runnable(device, dtype)
-    _check(_quantized(_paged(device, torch.float16, [37, 6]), dtype), **options)
+    inputs = _quantized(_paged(device, torch.float16, [37, 6]), dtype)
+    # Float8 cannot be compared, which is how inputs are seen to be unchanged.
+    caches = {name: inputs.pop(name) for name in ("k_cache", "v_cache")}
+    check(
+        lambda **given: paged_attention(**given, **caches, **options),
+        lambda **given: paged_attention_reference(**given, **caches, **options)[0],
+        inputs,
+        gradients=False,
+        ulps=4.0,
+    )
 
 
 @pytest.mark.quick
