@@ -101,7 +101,7 @@ def likeliest_speeds(step_ns: Callable[[Speed], float], target_ns: float, *, fet
     fine = np.linspace(_LEAST, _MOST, 20 * (_TRIALS - 1) + 1)[:, None]
     drift = np.linspace(-2.0, 2.0, 81)[None] if fetches else np.zeros((1, 1))
     played = np.interp(fine, host, steps) + drift * np.interp(fine, host, slope)
-    off = (target_ns / played - 1.0) / DRIFT
+    off = (target_ns / np.maximum(played, 1.0) - 1.0) / DRIFT
     cost = off**2 + ((fine - _USUAL) / _SPREAD) ** 2 + drift**2
 
     def at(place: int) -> Speed:

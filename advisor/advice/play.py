@@ -6,7 +6,7 @@ from advisor.advice.graph import FETCH, LAUNCH, RECORD, SYNC_ALL, SYNC_SLOT, SYN
 from advisor.advice.tape import Tape
 
 #: Rounds whose times differ by less than this share have settled.
-_SETTLED = 1e-4
+_SETTLED = 1e-6
 _MOST_ROUNDS = 12
 
 

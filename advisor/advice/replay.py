@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from advisor.advice.change import Change
+from advisor.advice.critical import CriticalPath, critical_path
 from advisor.advice.debias import (
     AS_PROFILED,
     DRIFT,
@@ -141,6 +142,17 @@ class Replay:
             slower = self._play(changes["likely"], drifted) * scale - likely
             noise = math.hypot(noise, slower)
         return Outcome(likely, min(*tried, likely), max(*tried, likely), NINE_IN_TEN * noise)
+
+    def critical_path(self, edits: Sequence[Edit] = (), *, profiled: bool = False) -> CriticalPath:
+        """What the step's time is made of along its critical path.
+
+        Args:
+            edits: as in `step_ns`.
+            profiled: at the speed of the capture, as other tools see it, instead of the real one.
+        """
+        speed = AS_PROFILED if profiled else self.speeds.likely
+        found = critical_path(Change(self.graph, edits), speed)
+        return found if profiled else found.scaled(self._result_scale(speed))
 
     def _step_ns(self, change: Change, speed: Speed) -> float:
         return self._play(change, speed) * self._result_scale(speed)

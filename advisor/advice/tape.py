@@ -23,6 +23,7 @@ class Tape:
         gap_ns: of a LAUNCH, after the work before it on its stream.
         dur_ns: of a LAUNCH, on the device.
         slot: of RECORD, WAIT and SYNC_SLOT.
+        row: the launch in the trace; -1 for other kinds, and for launches that are not in the trace.
         host_ns: host work of the round.
         stream_count, slot_count: how many there are.
         depth: launches in flight at which a launch waits.
@@ -36,6 +37,7 @@ class Tape:
     gap_ns: list[float]
     dur_ns: list[float]
     slot: list[int]
+    row: list[int]
     host_ns: float
     stream_count: int
     slot_count: int
@@ -71,13 +73,14 @@ def tape_of(change: Change, speed: Speed) -> Tape:
         of_launch(change.gap_ns, 0.0),
         of_launch(change.dur_ns, 0.0),
         items.slot,
+        items.row,
     ]
     order, extra = change.order, change.extra_host_ns
     if change.inserted:
         at, stream, dur, host = (np.array(column) for column in zip(*change.inserted, strict=True))
         new = len(at)
         latency, gap = graph.streams.typical_latency_ns, graph.streams.typical_gap_ns
-        more = [LAUNCH, columns[1][at], stream, latency, gap, dur, -1]
+        more = [LAUNCH, columns[1][at], stream, latency, gap, dur, -1, -1]
         columns = [
             np.concatenate([column, np.broadcast_to(values, new)])
             for column, values in zip(columns, more, strict=True)
@@ -90,7 +93,7 @@ def tape_of(change: Change, speed: Speed) -> Tape:
     columns[1] = columns[1].astype(float)
     lists = [column[place] for column in columns]
     lists[1] = lists[1] + np.cumsum(extra[place])
-    kind, at, stream, delay, gap, dur, slot = (column.tolist() for column in lists)
+    kind, at, stream, delay, gap, dur, slot, row = (column.tolist() for column in lists)
     return Tape(
         kind=kind,
         at_ns=at,
@@ -99,6 +102,7 @@ def tape_of(change: Change, speed: Speed) -> Tape:
         gap_ns=gap,
         dur_ns=dur,
         slot=slot,
+        row=row,
         host_ns=float(work[-1] + extra[place].sum()),
         stream_count=change.stream_count,
         slot_count=graph.slots,
