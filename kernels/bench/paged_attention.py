@@ -79,7 +79,7 @@ def inputs(shape: Shape) -> Callable[[], Sequence[Any]]:
             row[:n] = next(order)
         cache = (sum(held), shape.block_size, shape.kv_heads, shape.dim)
         q, k, v = (
-            torch.randn(size, device="cuda", dtype=torch.bfloat16)
+            torch.randn(size, device=_DEVICE, dtype=torch.bfloat16)
             for size in ((len(held), shape.heads, shape.dim), cache, cache)
         )
         lens = torch.tensor(shape.lens, dtype=torch.int32, device=_DEVICE)
@@ -140,7 +140,7 @@ def cases(quick: bool) -> Iterator[Case]:
     for tokens, heads, dim in WRITTEN:
 
         def rows(tokens: int = tokens, heads: int = heads, dim: int = dim) -> Sequence[Any]:
-            made = [torch.randn(tokens, heads, dim, device="cuda", dtype=torch.bfloat16) for _ in range(4)]
+            made = [torch.randn(tokens, heads, dim, device=_DEVICE, dtype=torch.bfloat16) for _ in range(4)]
             slots = torch.randperm(tokens).to(_DEVICE)
             return *made[:2], *(x.view(-1, 16, heads, dim) for x in made[2:]), slots
 

@@ -17,6 +17,8 @@ import torch
 from advisor.kernels import _paged_ops as ops
 from advisor.kernels._device import UnsupportedError
 from advisor.kernels._triton import INTERPRETED
+from advisor.kernels.bench import paged_attention as bench
+from advisor.kernels.bench.paged_attention import Shape
 from advisor.kernels.paged_attention import (
     paged_attention,
     paged_attention_reference,
@@ -597,6 +599,27 @@ def test_a_step_compiles_as_one_graph_that_writes_before_it_reads(device):
     assert runs[0][0].isfinite().all()
     assert_bit_equal(runs[0][0], runs[1][0])
     assert_bit_equal(runs[0][1], runs[1][1])
+
+
+@pytest.mark.quick
+def test_the_benchmark_counts_the_tokens_that_are_seen():
+    ragged = Shape([10, 3, 40], 4, 2, 16, 8, window_left=11)
+    assert ragged.seen == 10 + 3 + 12
+    assert not ragged.is_uniform
+    case = next(iter(bench.cases(True)))
+    assert str(bench.QUICK[0]) == case.shape == "16x8192x32/8x128b16"
+    # Keys and values of 16 x 8192 tokens, queries and outputs of 16
+    assert case.bytes == 2 * 128 * (2 * 8 * 16 * 8192 + 2 * 32 * 16)
+
+
+@pytest.mark.gpu
+@pytest.mark.quick
+def test_what_the_benchmark_times_beside_ours_computes_the_same(device):
+    if device.type == "cpu":
+        pytest.skip("in bfloat16")
+    given = bench.inputs(Shape([96] * 3, 4, 2, 64, 16))()
+    ours, theirs = paged_attention(*given), bench.contiguous(bench._sdpa)(given)()
+    torch.testing.assert_close(ours, theirs[:, :, 0], atol=2e-2, rtol=2e-2)
 
 
 def test_the_kernels_compile_for_hopper_in_its_registers_with_16_byte_copies():
