@@ -23,6 +23,8 @@ OP, CALL_AT, CALL = 8, 3, 2
 #: and its return after the end of the work.
 LATENCY, GAP, SYNC, RETURN = 5, 1, 3, 4
 COMPUTE, SIDE = 7, 20
+#: Calls that a profiler records of one stream's waiting for another: both, or only the second.
+RECORDED, UNRECORDED = ("cudaEventRecord", "cudaStreamWaitEvent"), ("cudaStreamWaitEvent",)
 _EPOCH = 1_000_000
 
 
@@ -72,6 +74,10 @@ class Script:
         """A replay of what was recorded."""
         return Replay(analyse_timeline(self.builder.join(), **options))
 
+    def free(self, stream: int = COMPUTE) -> float:
+        """When a stream will be through with what has been launched on it."""
+        return self._free[stream]
+
     def _emit(self, method: str, /, *args: object, **named: object) -> None:
         if self._recording:
             getattr(self.builder, method)(*args, **named)
@@ -116,18 +122,18 @@ class Script:
         self._emit("op", "aten::copy_", start, CALL_AT + length + 3)
         self.now = call + length + 3
 
-    def sync(self, stream: int | None = COMPUTE) -> None:
-        """Wait for a stream, or for all."""
+    def sync(self, stream: int | None = COMPUTE, name: str = "", until: float | None = None) -> None:
+        """Wait for a stream, for all of them, or until some time, in a call of this name."""
         free = max(self._free.values()) if stream is None else self._free.get(stream, 0.0)
-        end = max(self.now + SYNC, free + RETURN)
-        name = "cudaDeviceSynchronize" if stream is None else "cudaStreamSynchronize"
+        end = max(self.now + SYNC, (free if until is None else until) + RETURN)
+        name = name or ("cudaDeviceSynchronize" if stream is None else "cudaStreamSynchronize")
         self._correlation += 1
         self._emit("call", self.now, correlation=self._correlation, name=name, dur=end - self.now)
         self.now = end
 
-    def wait(self, stream: int, on: int) -> None:
+    def wait(self, stream: int, on: int, calls: tuple[str, ...] = RECORDED) -> None:
         """Let a stream wait for what has been launched on another; the last launch must be on that one."""
-        for name in ("cudaEventRecord", "cudaStreamWaitEvent"):
+        for name in calls:
             self._correlation += 1
             self._emit("call", self.now, correlation=self._correlation, name=name, dur=1)
             self.now += 1
