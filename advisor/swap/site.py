@@ -17,15 +17,18 @@ class Example:
     """One call of a site, as the loop made it. Tensors are detached copies.
 
     Attributes:
-        args, kwargs: of the call; tensors keep dtype, strides and `requires_grad`.
+        args, kwargs: of the call; tensors keep dtype, strides and `requires_grad`. A module among them is a
+            stand-in (`tensors.stand_in`), whose parameters are inputs like any other.
         autocast: dtype of autocast in force on the device, or None.
         rng: whether the call draws random numbers (dropout).
+        grad: whether autograd recorded the call.
     """
 
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     autocast: torch.dtype | None = None
     rng: bool = False
+    grad: bool = True
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,10 +62,15 @@ class Site:
         mechanism: ``"module"`` (the class of a module is changed), ``"pattern"`` (the graph of the step is
             rewritten) or ``"optimizer"``.
         what: what stands there, for a reader: ``LlamaRMSNorm``, ``softmax(q @ k.T * scale + mask) @ v``.
-        original: what the loop calls now.
+        original: what the loop calls now. Of a module it is the class's `forward`, so that the first argument
+            of it, of the candidates and of the examples is the module.
         examples: calls that it made; at least one.
         candidates: ways to replace it, any order.
         calls_per_step: of all its places together.
+        reference: does the same in float64, where the original's code would not do so in float64.
+        places: what is changed when a candidate is chosen (modules, the optimizer), as `where` has it.
+        trial: proves and times a candidate in place of `verify` and `measure`, where it cannot be called as
+            the original is.
     """
 
     kind: str
@@ -73,6 +81,9 @@ class Site:
     examples: list[Example]
     candidates: list[Candidate]
     calls_per_step: int = 1
+    reference: Callable[..., Any] | None = None
+    places: list[Any] = field(default_factory=list)
+    trial: Callable[[Candidate], Trial] | None = None
 
 
 @dataclass(eq=False)
@@ -85,7 +96,8 @@ class Trial:
         error, eager_error: largest error of outputs and gradients against the higher-precision reference,
             and the original's own; None where not computed.
         time_ns, original_ns: forward and backward, medians; None where not timed.
-        memory_bytes, original_memory_bytes: peak beyond the inputs; None where not known.
+        memory_bytes, original_memory_bytes: peak beyond the inputs on a GPU, what the backward holds on to on
+            a CPU; None where not known.
     """
 
     candidate: str

@@ -1,0 +1,123 @@
+"""Inputs on which a kernel goes wrong if it goes wrong at all, made from those of a real call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten
+
+from advisor.swap.site import Example
+from advisor.swap.tensors import copied, remade
+
+#: float16 ends at 65504: products of values as large as those for other dtypes would overflow.
+_LARGE = {torch.float16: 16.0}
+_HUGE = {torch.float16: 1e3}
+_TINY = {torch.float16: 1e-3}
+
+
+def _scaled_to(t: Tensor, rms: float) -> Tensor:
+    now = t.double().square().mean().sqrt()
+    filled = t if bool(now > 0) and bool(now.isfinite()) else torch.randn_like(t)
+    now = filled.double().square().mean().sqrt()
+    return (filled.double() * (rms / now)).to(t.dtype)
+
+
+def _large(t: Tensor) -> Tensor:
+    return _scaled_to(t, _LARGE.get(t.dtype, 100.0))
+
+
+def _tiny(t: Tensor) -> Tensor:
+    return _scaled_to(t, _TINY.get(t.dtype, 1e-4))
+
+
+def _equal(t: Tensor) -> Tensor:
+    return t[..., :1].expand_as(t).clone()
+
+
+def _one_huge(t: Tensor) -> Tensor:
+    made = t.clone().contiguous()
+    made.view(-1)[made.numel() // 2] = _HUGE.get(t.dtype, 1e4)
+    return made
+
+
+def _anew(t: Tensor) -> Tensor:
+    return torch.randn_like(t)
+
+
+#: By name for a reader. Inputs are changed; parameters of modules only where they are drawn anew: a weight of
+#: ones, as norms begin with, would hide which formula it is part of.
+VALUES: dict[str, Callable[[Tensor], Tensor]] = {
+    "large values": _large,
+    "tiny values": _tiny,
+    "equal rows": _equal,
+    "one huge value": _one_huge,
+    "zeros": torch.zeros_like,
+    "everything drawn anew": _anew,
+}
+
+
+def hard(example: Example) -> Iterator[tuple[str, Example]]:
+    """The call with other values, one set after the other; shapes, dtypes and strides stay."""
+    for name, make in VALUES.items():
+        yield name, changed(example, make, parameters=make is _anew)
+
+
+def not_a_number(example: Example) -> Example:
+    """The call with one NaN in each input."""
+
+    def spoilt(t: Tensor) -> Tensor:
+        made = t.clone().contiguous()
+        made.view(-1)[0] = torch.nan
+        return made
+
+    return changed(example, spoilt)
+
+
+def perturbed(example: Example) -> Example:
+    """The call with every input and parameter off by what float32 cannot tell apart."""
+    eps = torch.finfo(torch.float32).eps
+
+    def off(t: Tensor) -> Tensor:
+        sign = torch.randint(0, 2, t.shape, device=t.device, dtype=torch.int8) * 2 - 1
+        return t.double() * (1 + eps * sign)
+
+    return changed(example, off, parameters=True, keep_dtype=False)
+
+
+def changed(
+    example: Example, make: Callable[[Tensor], Tensor], *, parameters: bool = False, keep_dtype: bool = True
+) -> Example:
+    """The call with its inputs (those that have gradients, if any has) made anew."""
+    leaves = tree_flatten((example.args, dict(example.kwargs)))[0]
+    floats = [t for t in leaves if isinstance(t, Tensor) and t.is_floating_point() and t.numel() and t.dim()]
+    # Without a gradient it may be a mask or a table, whose values are part of what the call means.
+    inputs = {id(t) for t in ([t for t in floats if t.requires_grad] or floats)}
+    if parameters:
+        modules = [m for m in leaves if isinstance(m, nn.Module)]
+        inputs |= {id(p) for m in modules for p in m.parameters() if p.is_floating_point() and p.numel()}
+
+    def remake(t: Tensor) -> Tensor:
+        copy = copied(t)
+        if id(t) not in inputs:
+            return copy
+        with torch.no_grad():
+            made = make(t.detach())
+            if not keep_dtype:
+                return made.requires_grad_(t.requires_grad)
+            # Written into the copy, so that its strides stay; one that overlaps itself holds fewer values.
+            copy.as_strided(*_distinct(copy)).copy_(made[_firsts(copy)])
+        return copied(copy).requires_grad_(t.requires_grad)
+
+    args, kwargs = remade((example.args, dict(example.kwargs)), remake)
+    return replace(example, args=args, kwargs=kwargs)
+
+
+def _firsts(t: Tensor) -> tuple[slice, ...]:
+    return tuple(slice(0, 1) if s == 0 else slice(None) for s in t.stride())
+
+
+def _distinct(t: Tensor) -> tuple[list[int], tuple[int, ...]]:
+    return [1 if s == 0 else n for n, s in zip(t.shape, t.stride(), strict=True)], t.stride()

@@ -1,0 +1,141 @@
+"""Which candidate each site gets, if any."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from advisor.swap.clocks import Clock
+from advisor.swap.measure import ORIGINAL, Timed, measure
+from advisor.swap.site import Candidate, Outcome, Site, Trial
+from advisor.swap.verify import said, verify
+
+#: Sites done, sites in all, what is being tried.
+Progress = Callable[[int, int, str], None]
+
+
+@dataclass(frozen=True)
+class Terms:
+    """On what terms a candidate is taken.
+
+    Attributes:
+        deterministic: only what gives the same bits in every run.
+        allow_memory: take what needs more memory too.
+        min_gain: share of the original's time that must be saved, beyond the noise of both.
+        min_saving_ns: time of a step that a site must save at all.
+        memory_slack_bytes: growth of the peak that does not count, such as a norm's statistics.
+        budget_s: for trying all sites; those left over are left as they are.
+        measure_s: for timing one site.
+        clock: the device's unless given.
+        now_s: reads the budget's clock.
+    """
+
+    deterministic: bool = False
+    allow_memory: bool = False
+    min_gain: float = 0.02
+    min_saving_ns: float = 2_000.0
+    memory_slack_bytes: int = 2**20
+    budget_s: float = 10.0
+    measure_s: float = 0.4
+    clock: Clock | None = None
+    now_s: Callable[[], float] = time.monotonic
+
+
+def decide(
+    sites: Sequence[Site], terms: Terms | None = None, progress: Progress | None = None
+) -> list[Outcome]:
+    """Prove and time every site's candidates and choose among them; nothing is changed.
+
+    Args:
+        sites: the most worthwhile first, for when the time runs out.
+        terms: on which a candidate is taken.
+        progress: told before each site.
+
+    Returns:
+        One outcome a site, in their order.
+    """
+    terms = terms or Terms()
+    end = terms.now_s() + terms.budget_s
+    found = []
+    for i, site in enumerate(sites):
+        if progress is not None:
+            progress(i, len(sites), f"{site.kind}: {site.what}")
+        if terms.now_s() > end:
+            reason = f"not tried: the {terms.budget_s:g} s for trying were used up"
+            found.append(Outcome(site, None, reason))
+            continue
+        try:
+            found.append(decide_one(site, terms))
+        except Exception as error:  # noqa: BLE001
+            found.append(Outcome(site, None, f"could not be tried: {said(error)}"))
+    return found
+
+
+def decide_one(site: Site, terms: Terms) -> Outcome:
+    """Try one site's candidates."""
+    if not site.candidates:
+        return Outcome(site, None, "no candidate serves it")
+    if site.trial is not None:
+        trials = {c.name: site.trial(c) for c in site.candidates}
+        left = [c for c in site.candidates if not trials[c.name].refused]
+        return _chosen(site, trials, left, {}, terms)
+    trials = {c.name: verify(site, c, deterministic=terms.deterministic) for c in site.candidates}
+    left = [c for c in site.candidates if not trials[c.name].refused]
+    times = measure(site, left, clock=terms.clock, budget_s=terms.measure_s) if left else {}
+    return _chosen(site, trials, left, times, terms)
+
+
+def _chosen(
+    site: Site, trials: dict[str, Trial], left: list[Candidate], times: dict[str, Timed], terms: Terms
+) -> Outcome:
+    original = times.get(ORIGINAL)
+    for candidate in left:
+        if original is not None:
+            _note(trials[candidate.name], original, times[candidate.name], site, terms)
+    left = [c for c in left if not trials[c.name].refused and trials[c.name].time_ns is not None]
+    done = list(trials.values())
+    if not left:
+        return Outcome(site, None, _why_none(done), done)
+    best = min(left, key=lambda c: trials[c.name].time_ns or 0.0)
+    trial = trials[best.name]
+    gain = (trial.original_ns or 0.0) / (trial.time_ns or 1.0)
+    return Outcome(site, best, f"{gain:.2f} times as fast", done)
+
+
+def _note(trial: Trial, original: Timed, ours: Timed, site: Site, terms: Terms) -> None:
+    """Enter times and memory into a trial, and refuse it if they are no gain."""
+    trial.memory_bytes, trial.original_memory_bytes = ours.peak_bytes, original.peak_bytes
+    if original.failure or ours.failure:
+        trial.refused = ours.failure or f"the original could not be timed: {original.failure}"
+        return
+    trial.time_ns, trial.original_ns = ours.median_ns, original.median_ns
+    trial.refused = slower(ours, original, site.calls_per_step, terms) or fatter(ours, original, terms)
+
+
+def slower(ours: Timed, original: Timed, calls: int, terms: Terms) -> str:
+    """Why a time is no gain; empty if it is."""
+    saved = original.median_ns - ours.median_ns
+    if saved <= 0:
+        return f"slower: {original.median_ns / ours.median_ns:.2f} times the original's speed"
+    if ours.high_ns >= original.low_ns or saved < terms.min_gain * original.median_ns:
+        return f"no faster beyond the noise: {saved / original.median_ns:.1%} less time"
+    if saved * calls < terms.min_saving_ns:
+        return f"saves {saved * calls / 1e3:.1f} µs a step, too little to be worth a change"
+    return ""
+
+
+def fatter(ours: Timed, original: Timed, terms: Terms) -> str:
+    """Why a peak of memory is too high; empty if it is not, or not known."""
+    if ours.peak_bytes is None or original.peak_bytes is None or terms.allow_memory:
+        return ""
+    more = ours.peak_bytes - original.peak_bytes
+    if more <= max(terms.memory_slack_bytes, original.peak_bytes // 50):
+        return ""
+    return f"needs {more / 2**20:.1f} MiB more memory than the original"
+
+
+def _why_none(trials: list[Trial]) -> str:
+    if len(trials) == 1:
+        return trials[0].refused
+    return "; ".join(f"{t.candidate}: {t.refused}" for t in trials)

@@ -1,0 +1,121 @@
+"""How long a site takes, forward and backward, with the original and with each candidate."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from advisor.swap.clocks import Call, Clock, clock_for
+from advisor.swap.guard import kept_state
+from advisor.swap.play import as_called, parts, random_gradient, wanted
+from advisor.swap.site import Candidate, Example, Site
+from advisor.swap.tensors import copied, devices_of, remade
+from advisor.swap.verify import OutOfMemory, said
+
+#: The name under which the original is timed.
+ORIGINAL = "original"
+
+
+@dataclass(frozen=True)
+class Timed:
+    """What one variant took.
+
+    Attributes:
+        median_ns: of a forward and backward; on a GPU the longer of its time and of the host's.
+        low_ns, high_ns: between which the true median lies (95 %).
+        peak_bytes: see `Trial.memory_bytes`.
+        failure: why there is no time, in one line.
+    """
+
+    median_ns: float = math.nan
+    low_ns: float = math.nan
+    high_ns: float = math.nan
+    peak_bytes: int | None = None
+    failure: str = ""
+
+
+def measure(
+    site: Site,
+    candidates: Sequence[Candidate] | None = None,
+    *,
+    clock: Clock | None = None,
+    budget_s: float = 0.5,
+) -> dict[str, Timed]:
+    """Time a site's original and candidates in turns, on copies of a call that the loop made.
+
+    Args:
+        site: its first call that has a backward is timed.
+        candidates: which; the site's own unless given.
+        clock: the device's unless given.
+        budget_s: about what it may take.
+
+    Returns:
+        By name, `ORIGINAL` first.
+    """
+    example = next((e for e in site.examples if e.grad), site.examples[0])
+    devices = devices_of((example.args, dict(example.kwargs)))
+    chosen = site.candidates if candidates is None else candidates
+    variants = {ORIGINAL: site.original, **{c.name: c.call for c in chosen}}
+    with kept_state(devices):
+        return timed(
+            {name: prepared(call, example) for name, call in variants.items()},
+            clock or clock_for(devices),
+            budget_s,
+        )
+
+
+def timed(calls: dict[str, Call], clock: Clock, budget_s: float) -> dict[str, Timed]:
+    """Time calls in turns; one that fails is left out, and says why."""
+    found: dict[str, Timed] = {}
+    peaks: dict[str, int | None] = {}
+    for name, call in calls.items():
+        try:
+            call()  # compiles, picks algorithms, fills caches
+            peaks[name] = clock.peak_bytes(call)
+        except OutOfMemory:
+            found[name] = Timed(failure="ran out of memory")
+        except Exception as error:  # noqa: BLE001
+            found[name] = Timed(failure=said(error))
+    running = {name: call for name, call in calls.items() if name in peaks}
+    try:
+        times = clock.times(running, budget_s)
+    except Exception as error:  # noqa: BLE001
+        return {name: found.get(name, Timed(failure=said(error))) for name in calls}
+    for name, values in times.items():
+        low, high = interval(values)
+        found[name] = Timed(statistics.median(values), low, high, peaks[name])
+    return {name: found[name] for name in calls if name in found}
+
+
+def interval(values: Sequence[float]) -> tuple[float, float]:
+    """Between which order statistics the true median lies with 95 % confidence."""
+    ordered = sorted(values)
+    n = len(ordered)
+    # Binomial(n, 1/2): its mean and two standard deviations.
+    reach = 0.98 * math.sqrt(n)
+    low, high = math.floor(n / 2 - reach), math.ceil(n / 2 + reach)
+    return ordered[max(low, 0)], ordered[min(high, n - 1)]
+
+
+def prepared(call: Callable[..., Any], example: Example) -> Call:
+    """A call with its backward that can be repeated: inputs are made once, gradients are not accumulated."""
+    args, kwargs = remade((example.args, dict(example.kwargs)), copied)
+    own = Example(args, kwargs, example.autocast, example.rng, example.grad)
+    leaves = list(wanted(own).values())
+    given: list[torch.Tensor | None] = []
+
+    def run() -> None:
+        with as_called(own):
+            tensors, _ = parts(call(*args, **kwargs))
+            if not given:
+                given.extend(random_gradient(t) for t in tensors)
+            pairs = [(t, g) for t, g in zip(tensors, given, strict=True) if g is not None]
+            if pairs and leaves:
+                torch.autograd.grad([t for t, _ in pairs], leaves, [g for _, g in pairs], allow_unused=True)
+
+    return run

@@ -1,0 +1,127 @@
+"""One call of a site with its backward, on copies, outside the loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_flatten
+
+from advisor.swap.site import Example
+from advisor.swap.tensors import cast, devices_of, named_tensors, remade
+from advisor.swap.wide import Widened
+
+
+@dataclass(frozen=True)
+class Played:
+    """What a call gave.
+
+    Attributes:
+        outputs: its tensors, detached, in order.
+        differentiable: whether autograd goes through each.
+        rest: the structure of the result and what of it is no tensor, to compare.
+        gradients: by name of the input or parameter.
+        output_gradients: that the backward began with; None for outputs without one.
+        written: names of inputs and parameters that the call wrote to.
+    """
+
+    outputs: list[Tensor]
+    differentiable: list[bool]
+    rest: Any
+    gradients: dict[str, Tensor] = field(default_factory=dict)
+    output_gradients: list[Tensor | None] = field(default_factory=list)
+    written: list[str] = field(default_factory=list)
+
+
+@contextmanager
+def as_called(example: Example, wide: torch.dtype | None = None) -> Iterator[None]:
+    """Autocast and grad mode as the example was called; in a wide dtype, no autocast and no narrow casts."""
+    kinds = {d.type for d in devices_of((example.args, example.kwargs))} or {"cpu"}
+    with ExitStack() as stack:
+        stack.enter_context(torch.set_grad_enabled(example.grad))
+        for kind in kinds:
+            on = example.autocast is not None and wide is None
+            # Named even where it is off: the loop may hold a region open around us.
+            dtype = example.autocast if on else torch.get_autocast_dtype(kind)
+            stack.enter_context(torch.autocast(kind, dtype=dtype, enabled=on))
+        if wide is not None:
+            stack.enter_context(Widened(wide))
+        yield
+
+
+def parts(result: Any) -> tuple[list[Tensor], Any]:
+    """The tensors of a result, and the rest."""
+    leaves, spec = tree_flatten(result)
+    tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+    return tensors, (spec, [None if isinstance(leaf, Tensor) else leaf for leaf in leaves])
+
+
+def wanted(example: Example) -> dict[str, Tensor]:
+    """The tensors of a call that get gradients, by name."""
+    if not example.grad:
+        return {}
+    return {n: t for n, t in named_tensors(example.args, example.kwargs) if t.requires_grad}
+
+
+def play(
+    call: Callable[..., Any],
+    example: Example,
+    *,
+    output_gradients: Sequence[Tensor | None] | None = None,
+    wide: torch.dtype | None = None,
+) -> Played:
+    """Call it on copies of the example's tensors, and run its backward; no gradient is accumulated anywhere.
+
+    Args:
+        call: takes the example's arguments.
+        example: stays as it is.
+        output_gradients: random ones of the outputs' dtypes unless given.
+        wide: run in this dtype.
+    """
+    args, kwargs = remade((example.args, dict(example.kwargs)), lambda t: cast(t, wide))
+    versions = {name: (t, t._version) for name, t in named_tensors(args, kwargs)}
+    with as_called(example, wide):
+        tensors, rest = parts(call(*args, **kwargs))
+        differentiable = [t.requires_grad for t in tensors]
+        found, given = _gradients(tensors, Example(args, kwargs, grad=example.grad), output_gradients)
+    written = [] if wide is not None else _written(versions, example)
+    return Played([t.detach() for t in tensors], differentiable, rest, found, given, written)
+
+
+def _gradients(
+    tensors: list[Tensor], example: Example, given: Sequence[Tensor | None] | None
+) -> tuple[dict[str, Tensor], list[Tensor | None]]:
+    leaves = wanted(example)
+    used = [random_gradient(t) for t in tensors] if given is None else list(given)
+    if len(used) != len(tensors):
+        return {}, used
+    pairs = [
+        (t, g.to(t.dtype)) for t, g in zip(tensors, used, strict=True) if g is not None and t.requires_grad
+    ]
+    if not pairs or not leaves:
+        return {}, used
+    outputs, gradients = [t for t, _ in pairs], [g for _, g in pairs]
+    found = torch.autograd.grad(outputs, list(leaves.values()), gradients, allow_unused=True)
+    return {n: g for n, g in zip(leaves, found, strict=True) if g is not None}, used
+
+
+def random_gradient(output: Tensor) -> Tensor | None:
+    """For the backward to begin with: 1 for a scalar, as in training."""
+    if not output.is_floating_point() or not output.requires_grad:
+        return None
+    return torch.ones_like(output) if output.dim() == 0 else torch.randn_like(output)
+
+
+def _written(versions: dict[str, tuple[Tensor, int]], example: Example) -> list[str]:
+    pristine = dict(named_tensors(example.args, example.kwargs))
+    found = []
+    for name, (now, version) in versions.items():
+        before = pristine[name]
+        same = now._version == version and bool(((now == before) | ((now != now) & (before != before))).all())
+        if not same:
+            found.append(name)
+    return found
