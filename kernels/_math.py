@@ -13,7 +13,7 @@ too.
 
 import torch
 
-from ._triton import INTERPRETED, tl, triton
+from ._triton import INTERPRETED, libdevice, tl, triton
 
 #: Division costs a range check and three multiplications beside the reciprocal itself, which is what there is
 #: to gain in kernels that wait for instructions; only NVIDIA's assembly can be asked for it alone.
@@ -35,9 +35,35 @@ def reciprocal(x):
 
 
 @triton.jit
+def exp(x, EXACT: tl.constexpr):
+    """e^x. Where EXACT, as PyTorch's own kernels have it; else off by the rounding of x log2(e) besides."""
+    if not EXACT:
+        y = tl.exp2(x * 1.4426950408889634)
+    elif _HAS_PTX:
+        y = libdevice.exp(x)
+    else:
+        y = tl.exp(x)
+    return y
+
+
+@triton.jit
+def exp_beside(x, peak_2):
+    """e^x over 2^peak_2, in two instructions: for shares of a sum, whose terms have the same peak."""
+    return tl.exp2(tl.fma(x, 1.4426950408889634, -peak_2))
+
+
+@triton.jit
 def sigmoid_of_2(x):
     """1 / (1 + 2^-x), without overflow to NaN: sigmoid where log2(e) is already in x."""
     return reciprocal(1.0 + tl.exp2(-x))
+
+
+@triton.jit
+def both_sigmoids_of_2(x):
+    """1 / (1 + 2^-x) and 1 / (1 + 2^x): one less the other, without the cancellation of that."""
+    e = tl.exp2(tl.minimum(-x, 126.0))
+    s = reciprocal(1.0 + e)
+    return s, e * s
 
 
 @triton.jit
@@ -48,12 +74,14 @@ def sigmoid(x):
 
 @triton.jit
 def tanh(x):
-    """Accurate to a few ulp everywhere: a series near 0, where 2 sigmoid(2x) - 1 cancels."""
+    """Accurate to a few ulp everywhere: a series near 0, where 1 - exp(-2 |x|) cancels."""
     x2 = x * x
     near = x * (
         1.0 + x2 * (-0.33333333333 + x2 * (0.13333333333 + x2 * (-0.05396825397 + x2 * 0.02186948854)))
     )
-    return tl.where(tl.abs(x) < 0.25, near, 2.0 * sigmoid(2.0 * x) - 1.0)
+    e = tl.exp2(-2.8853900817779268 * tl.abs(x))
+    far = (1.0 - e) * reciprocal(1.0 + e)
+    return tl.where(tl.abs(x) < 0.25, near, tl.where(x < 0.0, -far, far))
 
 
 @triton.jit
@@ -99,14 +127,14 @@ def activation_gradient(x, NAME: tl.constexpr):
     elif NAME == "relu_squared":
         g = tl.where(x <= 0.0, 0.0, 2.0 * x)
     elif NAME == "silu":
-        s = sigmoid(x)
-        g = s * (1.0 + x * (1.0 - s))
+        s, rest = both_sigmoids_of_2(x * 1.4426950408889634)
+        g = s * (1.0 + x * rest)
     elif NAME == "gelu":
         below, bell = normal(x)
         g = below + x * 0.3989422804014327 * bell
     elif NAME == "gelu_tanh":
-        s = sigmoid_of_2(x * (2.302208198144325 + 0.1029432395800235 * (x * x)))
-        g = s + x * (s - s * s) * (1.5957691216057308 + 0.21406444881780073 * (x * x))
+        s, rest = both_sigmoids_of_2(x * (2.302208198144325 + 0.1029432395800235 * (x * x)))
+        g = s + x * (s * rest) * (1.5957691216057308 + 0.21406444881780073 * (x * x))
     else:
         g = tl.full(x.shape, 1.0, tl.float32)
     return g

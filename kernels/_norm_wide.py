@@ -51,7 +51,7 @@ def _norm_forward_wide_kernel(
             share = here / (start + here)
             square += tl.sum(centred * centred, axis=0) + apart * apart * start * share
             mean += apart * share
-    rstd = 1.0 / tl.sqrt(square / n_cols + eps)
+    rstd = tl.div_rn(1.0, tl.sqrt_rn(square / n_cols + eps))
     if not IS_RMS:
         tl.store(stats_ptr + row, mean)
         stats_ptr += n_rows

@@ -40,12 +40,12 @@ def moments(z, cols, n_cols, eps, IS_RMS: tl.constexpr, FULL: tl.constexpr):
         mean = tl.zeros([z.shape[0]], tl.float32)
         centred = z
     else:
-        mean = tl.sum(z, axis=1) / n_cols
+        mean = tl.div_rn(tl.sum(z, axis=1), n_cols * 1.0)
         centred = z - mean[:, None]
         if not FULL:
             centred = tl.where((cols < n_cols)[None, :], centred, 0.0)
     square = tl.sum(centred * centred, axis=1) / n_cols
-    return mean, 1.0 / tl.sqrt(square + eps)
+    return mean, tl.div_rn(1.0, tl.sqrt_rn(square + eps))
 
 
 @triton.jit

@@ -26,8 +26,9 @@ class _Absent:
 try:
     import triton
     import triton.language as tl
+    from triton.language.extra import libdevice
 except ImportError:
-    triton = tl = _Absent()
+    triton = tl = libdevice = _Absent()
 
 #: True where kernels run on the CPU, under Triton's interpreter: the variable was set before this import.
 INTERPRETED = not isinstance(triton, _Absent) and os.environ.get("TRITON_INTERPRET", "") in (
@@ -52,4 +53,4 @@ def available() -> bool:
     return not isinstance(triton, _Absent)
 
 
-__all__ = ["INTERPRETED", "available", "require_triton", "tl", "triton"]
+__all__ = ["INTERPRETED", "available", "libdevice", "require_triton", "tl", "triton"]

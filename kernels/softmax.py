@@ -24,6 +24,7 @@ from torch import Tensor
 from ._device import device_reasons, dtype_reasons, refuse
 from ._family import Family
 from ._launch import LaunchTable, cdiv, next_power_of_2
+from ._math import exp, exp_beside
 from ._ops import autocast_dtype, operator
 from ._triton import tl, triton
 
@@ -67,14 +68,14 @@ def _limits(rows, n_queries, n_cols, diagonal, CAUSAL: tl.constexpr):
     """How many leading columns each row may see."""
     if CAUSAL:
         return tl.minimum(rows % n_queries + diagonal + 1, n_cols)
-    return tl.zeros_like(rows) + n_cols
+    return rows * 0 + n_cols
 
 
 @triton.jit
 def _mask_rows(rows, size_1, size_2, stride_0, stride_1, stride_2):
-    return (
-        rows // (size_1 * size_2) * stride_0 + rows // size_2 % size_1 * stride_1 + rows % size_2 * stride_2
-    )
+    # Divided in 32 bits, which is several times as fast.
+    first, second, third = rows // (size_1 * size_2), rows // size_2 % size_1, rows % size_2
+    return first.to(tl.int64) * stride_0 + second.to(tl.int64) * stride_1 + third.to(tl.int64) * stride_2
 
 
 @triton.jit
@@ -97,18 +98,25 @@ def _softmax_forward_kernel(
     size_1, size_2, stride_0, stride_1, stride_2, stride_col,
     CAUSAL: tl.constexpr, BOOL: tl.constexpr, LOG: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
+    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
     cols = tl.arange(0, BLOCK)[None, :]
     limit = tl.where(rows < n_rows, _limits(rows, n_queries, n_cols, diagonal, CAUSAL), 0)
     mask_ptrs = mask_ptr
     if mask_ptr is not None:
         mask_ptrs += _mask_rows(rows, size_1, size_2, stride_0, stride_1, stride_2)
-    z = _scores(x_ptr + rows * x_stride, mask_ptrs, stride_col, cols, limit, n_cols, scale, BOOL)
-    z -= tl.max(z, axis=1)[:, None]
-    e = tl.exp(z)
+    row = rows.to(tl.int64)
+    z = _scores(x_ptr + row * x_stride, mask_ptrs, stride_col, cols, limit, n_cols, scale, BOOL)
+    EXACT: tl.constexpr = y_ptr.dtype.element_ty == tl.float32
+    peak = tl.max(z, axis=1)[:, None]
+    if LOG or EXACT:
+        z -= peak
+        e = exp(z, EXACT)
+    else:
+        e = exp_beside(z, peak * 1.4426950408889634)
     total = tl.sum(e, axis=1)[:, None]
-    y = z - tl.log(total) if LOG else e / total
-    tl.store(y_ptr + rows * n_cols + cols, y, mask=(rows < n_rows) & (cols < n_cols))
+    # One rounded division a row is more exact than an approximate one an element, and fewer instructions.
+    y = z - tl.log(total) if LOG else e * tl.div_rn(1.0, total)
+    tl.store(y_ptr + row * n_cols + cols, y, mask=(rows < n_rows) & (cols < n_cols))
 
 
 @triton.jit
@@ -117,13 +125,14 @@ def _softmax_forward_long_kernel(
     size_1, size_2, stride_0, stride_1, stride_2, stride_col,
     CAUSAL: tl.constexpr, BOOL: tl.constexpr, LOG: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, BLOCK)
-    limit = _limits(row, n_queries, n_cols, diagonal, CAUSAL).to(tl.int32)
-    x_row = x_ptr + row * x_stride
+    limit = _limits(tl.program_id(0), n_queries, n_cols, diagonal, CAUSAL)
     mask_row = mask_ptr
     if mask_ptr is not None:
-        mask_row += _mask_rows(row, size_1, size_2, stride_0, stride_1, stride_2)
+        mask_row += _mask_rows(tl.program_id(0), size_1, size_2, stride_0, stride_1, stride_2)
+    row = tl.program_id(0).to(tl.int64)
+    x_row = x_ptr + row * x_stride
+    EXACT: tl.constexpr = y_ptr.dtype.element_ty == tl.float32
     peak = float("-inf")
     total = tl.zeros([BLOCK], tl.float32)
     for start in range(0, limit, BLOCK):
@@ -131,13 +140,15 @@ def _softmax_forward_long_kernel(
         new_peak = tl.maximum(peak, tl.max(z, axis=0))
         # While all scores so far are -inf, subtract 0 so that exp gives 0 and not NaN.
         safe = tl.where(new_peak == float("-inf"), 0.0, new_peak)
-        total = total * tl.exp(peak - safe) + tl.exp(z - safe)
+        total = total * exp(peak - safe, EXACT) + exp(z - safe, EXACT)
         peak = new_peak
     whole = tl.sum(total, axis=0)
+    share = tl.div_rn(1.0, whole)
+    log_whole = tl.log(whole)
     for start in range(0, n_cols, BLOCK):
         cols = start + at
         z = _scores(x_row, mask_row, stride_col, cols, limit, n_cols, scale, BOOL) - peak
-        y = z - tl.log(whole) if LOG else tl.exp(z) / whole
+        y = z - log_whole if LOG else exp(z, EXACT) * share
         tl.store(y_ptr + row * n_cols + cols, y, mask=cols < n_cols, eviction_policy="evict_first")
 
 
@@ -147,9 +158,9 @@ def _term(dy, y, LOG: tl.constexpr):
 
 
 @triton.jit
-def _gradient(dy, y, total, scale, BLOCKED: tl.constexpr, LOG: tl.constexpr):
+def _gradient(dy, y, total, scale, BLOCKED: tl.constexpr, LOG: tl.constexpr, EXACT: tl.constexpr):
     if LOG:
-        dx = dy - tl.exp(y) * total
+        dx = dy - exp(y, EXACT) * total
         if BLOCKED:
             # Where a score was replaced by -inf, none of dy goes to x.
             dx = tl.where(y == float("-inf"), 0.0, dx)
@@ -163,15 +174,15 @@ def _softmax_backward_kernel(
     dy_ptr, y_ptr, dx_ptr, n_rows, n_cols, scale, n_queries, diagonal,
     CAUSAL: tl.constexpr, BLOCKED: tl.constexpr, LOG: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
+    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
     cols = tl.arange(0, BLOCK)[None, :]
     limit = tl.where(rows < n_rows, _limits(rows, n_queries, n_cols, diagonal, CAUSAL), 0)
-    where = rows * n_cols + cols
+    where = rows.to(tl.int64) * n_cols + cols
     seen = (cols // 8 * 8 < limit) & (cols < n_cols)
     y = tl.load(y_ptr + where, mask=seen, other=float("-inf") if LOG else 0.0).to(tl.float32)
     dy = tl.load(dy_ptr + where, mask=seen, other=0.0).to(tl.float32)
     total = tl.sum(_term(dy, y, LOG), axis=1)[:, None]
-    dx = _gradient(dy, y, total, scale, BLOCKED, LOG)
+    dx = _gradient(dy, y, total, scale, BLOCKED, LOG, y_ptr.dtype.element_ty == tl.float32)
     tl.store(dx_ptr + where, dx, mask=(rows < n_rows) & (cols < n_cols))
 
 
@@ -194,7 +205,7 @@ def _softmax_backward_long_kernel(
         where = row * n_cols + start + at
         y = tl.load(y_ptr + where, mask=mask, other=float("-inf") if LOG else 0.0).to(tl.float32)
         dy = tl.load(dy_ptr + where, mask=mask, other=0.0).to(tl.float32)
-        dx = _gradient(dy, y, total, scale, BLOCKED, LOG)
+        dx = _gradient(dy, y, total, scale, BLOCKED, LOG, y_ptr.dtype.element_ty == tl.float32)
         tl.store(dx_ptr + where, dx, mask=mask, eviction_policy="evict_first")
 
 
@@ -328,6 +339,8 @@ def unsupported_reasons(
         reasons.append(f"result of {dtype}: float32, float16, bfloat16")
     if x.dim() == 0 or dim % max(x.dim(), 1) != x.dim() - 1:
         reasons.append(f"dimension {dim} of {x.dim()}: the kernel works along the last")
+    if x.numel() and x.numel() // x.shape[-1] >= 2**31 - 64:
+        reasons.append("2^31 rows or more")
     if causal and x.dim() < 2:
         reasons.append("causal needs two dimensions, queries and keys")
     if mask is not None and (

@@ -1,0 +1,102 @@
+"""The rule of accuracy with a GPU's approximate instructions, emulated at their documented largest error."""
+
+import numpy as np
+import pytest
+import torch
+from advisor.kernels import norm
+from advisor.kernels import softmax as sm
+from advisor.kernels._math import ACTIVATIONS
+from torch import Tensor
+
+from tests.kernels import hardware
+from tests.kernels.checks import assert_as_accurate, check
+from tests.kernels.test_common import _apply, _points, _torch_activation
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(params=[1, 2])
+def seed(request, device, monkeypatch):
+    """Which errors the instructions make."""
+    if device.type == "cuda":
+        pytest.skip("a GPU has instructions of its own")
+    hardware.install(monkeypatch, request.param)
+    return request.param
+
+
+@pytest.mark.parametrize("name", [*ACTIVATIONS, "tanh"])
+def test_an_activation_is_as_exact_as_torchs(seed, name):
+    x = _points(CPU)
+    y = torch.empty_like(x)
+    _apply[(1,)](x, y, name, x.numel())
+    assert_as_accurate(y, _torch_activation(name, x), _torch_activation(name, x.double()))
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_the_gradient_of_an_activation_is_as_exact_as_torchs(seed, name):
+    # GIVEN points where one less a sigmoid cancels, to be multiplied by as much as 400
+    x = _points(CPU)
+    y = torch.empty_like(x)
+    _apply[(1,)](x, y, name + "'", x.numel())
+    rough, exact = x.clone().requires_grad_(), x.double().requires_grad_()
+    (eager,) = torch.autograd.grad(_torch_activation(name, rough).sum(), rough)
+    (truth,) = torch.autograd.grad(_torch_activation(name, exact).sum(), exact)
+    assert_as_accurate(y, eager, truth, factor=3)
+
+
+class _CudasSoftmax(torch.autograd.Function):
+    """Softmax as PyTorch's CUDA kernel computes it; its sums, by trees, are taken to be exact."""
+
+    @staticmethod
+    def forward(ctx, z: Tensor, seed: int) -> Tensor:
+        below = z - z.amax(-1, keepdim=True)
+        e = torch.from_numpy(hardware.expf(below.numpy(), seed))
+        y = e / e.double().sum(-1, keepdim=True).float()
+        ctx.save_for_backward(y)
+        return y
+
+    @staticmethod
+    def backward(ctx, dy: Tensor) -> tuple[Tensor, None]:
+        (y,) = ctx.saved_tensors
+        g = dy * y
+        return g - y * g.double().sum(-1, keepdim=True).float(), None
+
+
+@pytest.mark.parametrize("columns", [777, 16385])
+@pytest.mark.parametrize("scale", [1.0, 2.0])
+def test_softmax_in_fp32_is_as_exact_as_cudas(seed, columns, scale):
+    torch.manual_seed(seed)
+    check(
+        lambda x: sm.softmax(x, scale=scale),
+        lambda x: sm.softmax_reference(x, scale=scale),
+        {"x": torch.randn(5, columns) * 3},
+        eager=lambda x: _CudasSoftmax.apply(x * scale, seed),
+    )
+
+
+@pytest.mark.parametrize("shift", [0.0, 1e4])
+def test_softmax_in_fp16_is_as_exact_as_in_fp32_and_rounded(seed, shift):
+    x = (torch.randn(5, 777) * 3 + shift).half()
+    check(
+        sm.softmax,
+        lambda x: torch.softmax(x.to(torch.promote_types(x.dtype, torch.float32)), -1).to(x.dtype),
+        {"x": x},
+    )
+
+
+def test_layer_norm_of_rows_far_from_zero_is_as_exact_as_torchs(seed):
+    x = torch.randn(7, 1000) + 1000
+    check(
+        lambda x: norm.layer_norm(x, 1000),
+        lambda x: norm.layer_norm_reference(x, 1000),
+        {"x": x},
+    )
+
+
+def test_an_emulated_instruction_is_off_by_no_more_than_documented_and_not_by_nothing():
+    x = np.linspace(-20, 20, 1001, dtype=np.float32)
+    off = hardware.exp2(x, 1) / np.exp2(x.astype(np.float64)) - 1
+    assert 1.5 * 2**-23 < np.abs(off).max() <= 2.6 * 2**-23
+    assert hardware.exp2(np.zeros(1, np.float32)) == 1
+    assert (hardware.exp2(x, 1) == hardware.exp2(x, 1)).all()
+    assert (hardware.exp2(x, 1) != hardware.exp2(x, 2)).any()
