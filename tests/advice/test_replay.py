@@ -151,6 +151,25 @@ def test_a_queue_that_is_always_full_is_told_from_work_too():
     assert us(replay.step_ns([Retime(rows_named(replay, "gemm"), exactly(1_000.0))])) < 300 * 13
 
 
+def test_a_queue_limits_how_much_work_can_hide_a_pause_of_the_host():
+    # GIVEN 1200 kernels of 20 µs, launched in 8 µs each with room for 500, then 15 ms of Python
+    def step(s: Script) -> None:
+        for _ in range(1200):
+            s.launch(20)
+        s.work(15_000)
+
+    steps = Script(step, depth=500, warm=3)
+    replay = steps.replay()
+
+    # THEN it takes longer than either side needs, 24.6 and 25.2 ms: the host waits for 700 before the pause
+    assert steps.period_us > 29_000
+    assert us(replay.profiled_ns) == approx(steps.period_us)
+    halved = Script(step, depth=500, warm=3, dur=lambda number, length: length / 2)
+    assert us(replay.step_ns([Retime(rows_named(replay, "gemm"), exactly(10_000.0))])) == approx(
+        halved.period_us
+    )
+
+
 def test_kernels_of_a_graph_run_one_after_the_other_behind_a_single_call():
     replay = Script(lambda s: (s.work(30), s.graph(100, 100, 100), s.work(10))).replay()
 
