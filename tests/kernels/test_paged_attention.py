@@ -463,7 +463,17 @@ def test_any_lengths_and_blocks_match_eager(
     )  # fmt: skip
     with pytest.MonkeyPatch.context() as patch:
         _with_slots(patch, processors)
-        _check(inputs, ulps=8.0, window_left=window)
+        found = paged_attention(**inputs, window_left=window, return_lse=True)
+    exact = paged_attention_reference(
+        **{n: x.double() if x.is_floating_point() else x for n, x in inputs.items()}, window_left=window
+    )
+    # Few outputs, which may cancel: what rounding leaves is measured by the values that are summed.
+    largest = (
+        float(inputs["v_cache"].nan_to_num().abs().max()),
+        float(exact[1].nan_to_num(neginf=0).abs().max()),
+    )
+    for got, right, scale in zip(found, exact, largest, strict=True):
+        torch.testing.assert_close(got.double(), right, rtol=0, atol=2**-20 * max(scale, 1.0))
 
 
 @pytest.mark.parametrize(
