@@ -21,6 +21,7 @@ from advisor.report.model import DeviceInfo, Loss, Peak, Quality, RankSummary, R
 from advisor.report.quality import by_level, data_quality
 from advisor.report.ranks import Waiting, add_waiting, find_waiting, remark
 from advisor.report.summary import break_down, summarise
+from advisor.report.swaps import add_swaps
 from advisor.roofline.analysis import Analysis, analyse_timeline
 from advisor.roofline.counters import read_counters
 from advisor.roofline.devices import Device
@@ -146,6 +147,7 @@ def analyze_files(
     report = build_report(primary, waiting, shortest_ns(exchanged.values()))
     if len(ranks) > 1:
         _add_ranks(report, ranks, traces)
+    add_swaps(report)
     report.data_quality = by_level(unreadable + report.data_quality)
     return report, primary
 

@@ -25,6 +25,7 @@ from advisor.report import (
     metrics,
     page,
     roofline_plot,
+    swaps_view,
 )
 from advisor.report import format as fmt
 from advisor.report.files import GENERATOR, write_text
@@ -71,6 +72,8 @@ def render(report: Report) -> str:
         levels_meaning=hierarchy.meaning(report),
         counter_figures=counter_view.figures(report.counters) if report.counters else [],
         counter_rows=counter_view.rows(report),
+        swap_figures=swaps_view.figures(report.swaps.steps) if report.swaps and report.swaps.steps else [],
+        swap_rows=swaps_view.rows(report.swaps) if report.swaps else [],
         communication_note=communication_view.note(report),
         # The style and script are this package's own; the JSON is escaped for a script element.
         style=Markup("\n".join(_asset(name) for name in _STYLES)),

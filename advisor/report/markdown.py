@@ -16,9 +16,10 @@ from advisor.report import (
     findings_view,
     hierarchy,
     metrics,
+    swaps_view,
 )
 from advisor.report import format as fmt
-from advisor.report.model import CounterSummary, Finding, Report
+from advisor.report.model import CounterSummary, Finding, Report, Swaps
 from advisor.report.names import short_name
 
 #: Kernel groups listed; the page and the JSON have them all.
@@ -65,6 +66,8 @@ def _lines(report: Report) -> Iterator[str]:
         )
         yield f"The first {len(report.together.rules)} made together: {together}."
         yield ""
+    if report.swaps:
+        yield from _swaps(report.swaps)
     if report.passed:
         yield from _folded(_passed(report), _checks(report))
     yield from _folded("Where the step goes", _bars(report))
@@ -121,10 +124,56 @@ def _finding(finding: Finding) -> Iterator[str]:
     yield ""
 
 
-def _fenced(source: str) -> Iterator[str]:
+def _swaps(swaps: Swaps) -> Iterator[str]:
+    yield f"**Swaps**: {prose(swaps.verdict)}"
+    yield ""
+    if swaps.steps:
+        for label, value in swaps_view.figures(swaps.steps):
+            yield f"- {label}: {prose(value)}"
+        yield ""
+    for remark in swaps.remarks[:20]:
+        yield f"- {prose(remark)}"
+    yield ""
+    rows = swaps_view.rows(swaps)
+    if rows:
+        yield from _folded(f"{len(swaps.sites):,} sites", _swap_sites(rows))
+
+
+def _swap_sites(rows: Sequence[swaps_view.Row]) -> Iterator[str]:
+    missing = fmt.MISSING
+    yield from _table(
+        ("Site", "Where", "Calls", "Outcome", "Error", "Eager's", "Before", "After", "of the step"),
+        [
+            (
+                f"{prose(row.kind, 20)} {code(row.what)}",
+                code(row.where),
+                row.calls,
+                f"{'**kept**' if row.kept else 'left alone'} {code(row.decision) if row.kept else ''} "
+                f"{prose(row.reason, 200)}",
+                row.best.error if row.best else missing,
+                row.best.eager_error if row.best else missing,
+                row.before,
+                row.after,
+                row.share,
+            )
+            for row in rows
+        ],
+        numbers=(2, 4, 5, 6, 7, 8),
+    )
+    for row in rows:
+        for tried in row.tried:
+            if tried.outcome != "kept":
+                yield f"- {code(row.what)}: {code(tried.name)}: {prose(tried.outcome, 300)}"
+    for row in rows:
+        if row.permanent:
+            yield ""
+            yield from _fenced(row.permanent, "diff")
+
+
+def _fenced(source: str, language: str = "python") -> Iterator[str]:
     runs = re.findall("`+", source)
     fence = "`" * max(3, 1 + max(map(len, runs), default=0))
-    yield f"{fence}python"
+    yield f"{fence}{language}"
     yield from fmt.shorten(source, 4000).split("\n")
     yield fence
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import pandas
 
 #: Raised when a field changes meaning or goes (major) or is added (minor).
-SCHEMA_VERSION = "1.5"
+SCHEMA_VERSION = "1.6"
 
 
 class Struct(msgspec.Struct):
@@ -510,6 +510,98 @@ class CounterSummary(Struct, kw_only=True):
     disagreements: list[Disagreement] = []
 
 
+class SwapTrial(Struct, kw_only=True):
+    """How one candidate did at one site."""
+
+    #: Name of the candidate: ``advisor.kernels.rms_norm``, ``torch SDPA (cuDNN)``.
+    candidate: str
+    #: ``bundled``, or ``torch`` for what torch itself offers.
+    source: str = ""
+    #: Why it is out; empty if it may serve.
+    refused: str = ""
+    #: Whether repeated runs agree to the bit; null where it was not said.
+    deterministic: bool | None = None
+    #: Largest error of outputs and gradients against the reference of higher precision; null if not computed.
+    error: float | None = None
+    #: The same of what the loop calls by itself.
+    eager_error: float | None = None
+    #: Forward and backward of one call, in ms; null if not timed.
+    time_ms: float | None = None
+    #: The same of what the loop calls by itself.
+    eager_time_ms: float | None = None
+    #: Peak beyond the inputs; null if not known.
+    memory_bytes: int | None = None
+    #: The same of what the loop calls by itself.
+    eager_memory_bytes: int | None = None
+
+
+class SwapSite(Struct, kw_only=True):
+    """Places in the loop that do the same work on the same shapes, and what was decided for them."""
+
+    #: norm, activation, gate, attention, rope, softmax, loss or optimizer.
+    kind: str
+    #: What stands there, for a reader.
+    what: str
+    #: Module paths or lines of code.
+    where: list[str] = []
+    #: ``module``, ``pattern`` or ``optimizer``.
+    mechanism: str = ""
+    #: Of all its places together; null if not counted.
+    calls_per_step: int | None = None
+    #: The candidate that won; null if none did.
+    chosen: str | None = None
+    #: Why, in one line.
+    reason: str = ""
+    #: What the site takes by itself, timed alone, in ms per step; null if not timed.
+    eager_ms_per_step: float | None = None
+    #: The same with the candidate that won.
+    swapped_ms_per_step: float | None = None
+    #: `eager_ms_per_step` over the step time; null where either is not known.
+    step_fraction: float | None = None
+    #: The change to make by hand, as a diff; empty where nothing was chosen.
+    permanent: str = ""
+    #: Every candidate's.
+    trials: list[SwapTrial] = []
+
+
+class SwapSteps(Struct, kw_only=True):
+    """Whole live steps without and with what was chosen, in alternating blocks of the running training."""
+
+    #: Each timed step without, in time order, in ms; of accumulated gradients the mean batch of a cycle.
+    eager_ms: list[float] = []
+    #: Each timed step with.
+    swapped_ms: list[float] = []
+    #: Median of `eager_ms`; null without steps.
+    eager_p50_ms: float | None = None
+    #: Median of `swapped_ms`; null without steps.
+    swapped_p50_ms: float | None = None
+    #: What a step saves: Hodges and Lehmann's estimate with its 95 % interval; null with too few steps.
+    saving_ms: Saving | None = None
+    #: Peak memory of the steps without; null if not known.
+    eager_peak_bytes: int | None = None
+    #: Peak memory of the steps with; null if not known.
+    swapped_peak_bytes: int | None = None
+
+
+class Swaps(Struct, kw_only=True):
+    """What swap found, tried, kept and refused."""
+
+    #: Kinds that were asked for.
+    asked: list[str] = []
+    #: In one line: what a step gains, or why nothing was swapped.
+    verdict: str
+    #: Whether anything is in force.
+    kept: bool = False
+    #: What was looked at.
+    sites: list[SwapSite] = []
+    #: Whole steps without and with; null where they were not compared.
+    steps: SwapSteps | None = None
+    #: Time that finding, proving and timing took of the training, in s; null if not known.
+    pause_s: float | None = None
+    #: What else there is to say, such as what was left alone and why.
+    remarks: list[str] = []
+
+
 class Report(Struct, kw_only=True):
     """Everything known about one captured loop."""
 
@@ -551,6 +643,8 @@ class Report(Struct, kw_only=True):
     cross_checks: list[CrossCheck] = []
     #: Hardware counters beside the model; null unless a file of them was given.
     counters: CounterSummary | None = None
+    #: What was replaced by faster kernels; null unless swap was asked for.
+    swaps: Swaps | None = None
 
     def __repr__(self) -> str:
         """One line: what was read, and the verdict."""

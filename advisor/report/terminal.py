@@ -12,9 +12,9 @@ from rich.console import Console, Group, OverflowMethod, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from advisor.report import breakdown, communication_view, counter_view, findings_view, metrics
+from advisor.report import breakdown, communication_view, counter_view, findings_view, metrics, swaps_view
 from advisor.report import format as fmt
-from advisor.report.model import CounterSummary, Finding, KernelGroup, Report, Together
+from advisor.report.model import CounterSummary, Finding, KernelGroup, Report, Swaps, Together
 from advisor.report.names import short_name
 
 #: Kernel groups listed; the page has them all.
@@ -22,6 +22,8 @@ TOP_KERNELS = 15
 #: Findings listed; the page has them all.
 TOP_FINDINGS = 8
 _PARTS = 6
+#: Sites of swaps listed; the page has them all.
+TOP_SITES = 8
 #: A column of figures takes at most this, with its gap.
 _FIGURE_WIDTH = 12
 #: Ranks listed; the page has them all.
@@ -33,7 +35,7 @@ _FIGURES_WIDTH = 46
 _LEVEL_STYLES = {"error": "bold red", "warning": "yellow"}
 _BOUND_STYLES = {"memory": "blue", "compute": "dark_orange", "communication": "magenta", "copy": "cyan"}
 _SHORT = {"communication": "comm."}
-_TO_ASCII = str.maketrans({"—": "-", "…": "~", "×": "x", "µ": "u", "·": ".", "−": "-", "━": "#"})
+_TO_ASCII = str.maketrans({"—": "-", "…": "~", "×": "x", "µ": "u", "·": ".", "−": "-", "━": "#", "→": ">"})
 
 
 def render(report: Report, console: Console) -> None:
@@ -61,6 +63,8 @@ class _View:
             yield self._ranks()
         if self._report.findings:
             yield self._findings()
+        if self._report.swaps:
+            yield self._swaps(self._report.swaps)
         if bars := breakdown.bars(self._report):
             yield self._bars(bars)
         if communication := communication_view.line(self._report):
@@ -157,6 +161,25 @@ class _View:
             )
             table.add_row(self._saving(together), self._text(told, "bold"))
         return table
+
+    def _swaps(self, swaps: Swaps) -> Group:
+        table = Table.grid(padding=(0, 2))
+        table.add_column(no_wrap=True, overflow=self._overflow, max_width=max(self._width // 3, 12))
+        table.add_column(ratio=1)
+        sites = swaps_view.rows(swaps)
+        for row in sites[:TOP_SITES]:
+            times = f"{row.before} → {row.after} a step; " if row.kept else ""
+            table.add_row(
+                self._text(fmt.shorten(f"{row.kind}: {row.what}", 80)),
+                self._text(
+                    fmt.shorten(f"{times}{row.decision}: {row.reason}", 300), "green" if row.kept else "dim"
+                ),
+            )
+        rest = len(swaps.sites) - TOP_SITES
+        if rest > 0:
+            table.add_row("", self._text(f"and {rest} more in the report", "dim"))
+        remarks = [self._text(fmt.shorten(remark, 300), "dim") for remark in swaps.remarks[:4]]
+        return Group(self._text(f"Swaps: {fmt.shorten(swaps.verdict, 300)}", "bold"), table, *remarks)
 
     def _saving(self, found: Finding | Together) -> Text:
         saving = found.saving_ms

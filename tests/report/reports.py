@@ -472,7 +472,26 @@ def hostile() -> model.Report:
         rank.path, rank.device = next(texts), next(texts)
     for check in report.cross_checks:
         check.tool, check.figure, check.unit = next(texts), next(texts), next(texts)
+    report.swaps = _hostile_swaps()
     return report
+
+
+def _hostile_swaps() -> model.Swaps:
+    bad = float("nan")
+    return model.Swaps(
+        asked=list(HOSTILE),
+        verdict=" ".join(HOSTILE),
+        remarks=list(HOSTILE),
+        sites=[
+            model.SwapSite(
+                kind=text, what=text, where=list(HOSTILE), mechanism=text, chosen=text, reason=text,
+                permanent=f"```\n{text}\n````", eager_ms_per_step=bad, step_fraction=float("inf"),
+                trials=[model.SwapTrial(candidate=text, source=text, refused=text, error=bad, time_ms=bad)],
+            )
+            for text in HOSTILE
+        ],
+        steps=model.SwapSteps(eager_p50_ms=bad, saving_ms=model.Saving(low=bad, likely=bad, high=bad)),
+    )  # fmt: skip
 
 
 def long(count: int) -> model.Report:

@@ -44,7 +44,7 @@ def test_hostile_names_add_no_markup(hostile_report):
 
 def test_hostile_names_mention_nobody_and_break_no_table(hostile_report):
     text = markdown.render(hostile_report)
-    outside_code = re.sub(r"^````+python.*?^````+$|`[^`]*`", "", text, flags=re.S | re.M)
+    outside_code = re.sub(r"^````+\w+.*?^````+$|`[^`]*`", "", text, flags=re.S | re.M)
     assert not re.search(r"@\w", outside_code)
     widths = {}
     for line in text.splitlines():
