@@ -10,6 +10,9 @@ from advisor.advice.rule import find_rule
 from advisor.report.model import Finding, Passed, Quality, ReplayInfo, Report, Saving, Together
 from advisor.roofline.analysis import Analysis
 
+#: A baseline this far from what the replay can explain is remarked upon.
+_FITS = 0.15
+
 
 def add_findings(report: Report, analysis: Analysis) -> None:
     """Ask the rules, and put what they say into the report."""
@@ -22,6 +25,7 @@ def add_findings(report: Report, analysis: Analysis) -> None:
     report.together = _together(advised, step_ns)
     report.passed = [Passed(rule=rule, title=find_rule(rule).title) for rule in advised.passed]
     report.not_applicable = list(advised.not_applicable)
+    report.data_quality += _misfit(advised.replay)
     report.data_quality += [
         Quality(
             level="warning",
@@ -32,11 +36,28 @@ def add_findings(report: Report, analysis: Analysis) -> None:
     ]
 
 
+def _misfit(replay: Replay) -> list[Quality]:
+    """A step time without the profiler that no speed of the host explains."""
+    scale = replay.result_scale
+    if abs(scale - 1) <= _FITS:
+        return []
+    side = "below" if scale < 1 else "above"
+    return [
+        Quality(
+            level="warning",
+            code="baseline.misfit",
+            message=f"a step of {replay.baseline_ns / 1e6:.3g} ms without the profiler is {side} what this trace "
+            f"can explain ({replay.baseline_ns / scale / 1e6:.3g} ms): all savings are scaled by {scale:.2f}; "
+            "see that the step time given is of the same loop on the same device",
+        )
+    ]
+
+
 def _finding(advice: Advice, step_ns: float) -> Finding:
     found = advice.finding
     return Finding(
         rule=advice.rule,
-        title=found.title,
+        title=_sentence(found.title),
         saving_ms=_saving(advice.saving) if advice.saving else None,
         saving_fraction=advice.saving.likely_ns / step_ns if advice.saving and step_ns else None,
         confidence=found.confidence,
@@ -47,6 +68,12 @@ def _finding(advice: Advice, step_ns: float) -> Finding:
         note=found.note,
         swap=found.swap,
     )
+
+
+def _sentence(title: str) -> str:
+    """The title with a capital, unless it begins with a name such as ``bf16``."""
+    first = title.partition(" ")[0]
+    return title[0].upper() + title[1:] if first.isalpha() and first.islower() else title
 
 
 def _together(advised: Advised, step_ns: float) -> Together | None:

@@ -50,6 +50,18 @@ def test_a_known_fault_is_found_with_its_saving(shared: Path) -> None:
     assert report.together.saving_ms.likely >= report.findings[0].saving_ms.likely - 1e-6
 
 
+def test_a_baseline_that_does_not_fit_the_trace_is_remarked_upon(shared: Path) -> None:
+    # GIVEN a loop whose device work alone takes 31 ms a step
+    trace = shared / "truth/payoff/naive_attention.json.gz"
+    # WHEN a step without the profiler is said to take a third of that
+    codes = [remark.code for remark in analyze(trace, baseline_step_ms=11.0).data_quality]
+    # THEN that is remarked upon, and not where it fits
+    assert "baseline.misfit" in codes
+    assert "baseline.misfit" not in [
+        remark.code for remark in analyze(trace, baseline_step_ms=35.248).data_quality
+    ]
+
+
 def test_findings_come_largest_first_and_no_rule_broke(shared: Path) -> None:
     report = analyze(shared / "traces/h200/resnet50_amp16.json.gz")
     likely = [finding.saving_ms.likely if finding.saving_ms else 0.0 for finding in report.findings]
