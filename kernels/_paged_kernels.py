@@ -21,8 +21,8 @@ def seen_span(
         length, first, start, share: tokens of the sequence; the first one that a query sees, and the same
         rounded down to a tile; tokens a split has, whole tiles and at least `LEAST` of them.
     """
-    length = tl.load(lengths + batch).to(tl.int32)
-    length = tl.minimum(tl.maximum(length, 0), capacity)
+    # A length below 0 has no tiles, like 0.
+    length = tl.minimum(tl.load(lengths + batch), capacity).to(tl.int32)
     first, start = length * 0, length * 0
     if WINDOW:
         first = tl.maximum(length - n_queries - left, 0)

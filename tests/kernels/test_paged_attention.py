@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch._dynamo.testing
 from advisor.kernels import _paged_ops as ops
 from advisor.kernels._device import UnsupportedError
 from advisor.kernels._triton import INTERPRETED
@@ -201,11 +202,13 @@ def test_a_sequence_of_no_tokens_gives_zeros(device, processors, monkeypatch, po
 
 
 @pytest.mark.quick
-def test_queries_before_the_first_token_give_zeros(device, poisoned):
-    inputs = _paged(device, torch.float32, [2], queries=5)
+@pytest.mark.parametrize("processors", [1, 64])
+def test_queries_before_the_first_token_give_zeros(device, processors, monkeypatch, poisoned):
+    _with_slots(monkeypatch, processors)
+    inputs = _paged(device, torch.float32, [34], heads=1, kv_heads=1, queries=36)
     out, lse = paged_attention(**inputs, return_lse=True)
-    assert not out[0, :3].any()
-    assert (lse[0, :3] == -torch.inf).all()
+    assert not out[0, :2].any()
+    assert (lse[0, :2] == -torch.inf).all()
     _check(inputs)
 
 
@@ -268,8 +271,9 @@ def test_a_length_beyond_the_table_is_cut_to_it(device):
     inputs = _paged(device, torch.float32, [32])
     inputs["block_table"] = inputs["block_table"][:, :2]
     expected = paged_attention(**inputs)
-    inputs["context_lens"] = inputs["context_lens"] + 1000
-    assert_bit_equal(paged_attention(**inputs), expected)
+    for excess in (1000, 2**32):
+        lens = inputs["context_lens"].long() + excess
+        assert_bit_equal(paged_attention(**{**inputs, "context_lens": lens}), expected)
 
 
 @pytest.mark.parametrize("layout", cases(["heads_first", "together", "strided_q", "strided_table", "long"]))
@@ -609,6 +613,17 @@ def test_a_step_compiles_as_one_graph_that_writes_before_it_reads(device):
     assert runs[0][0].isfinite().all()
     assert_bit_equal(runs[0][0], runs[1][0])
     assert_bit_equal(runs[0][1], runs[1][1])
+
+
+@pytest.mark.quick
+def test_longer_sequences_are_not_compiled_anew(device):
+    inputs = _paged(device, torch.float32, [20])
+    counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(paged_attention, fullgraph=True, backend=counter)
+    for longest in range(20, 25):
+        compiled(**inputs, max_context_len=longest, total_context_len=longest)
+    # Once for a number that is constant, once for one that is not.
+    assert counter.frame_count <= 2
 
 
 @pytest.mark.quick
