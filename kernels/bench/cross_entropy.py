@@ -49,7 +49,7 @@ def cases(quick: bool) -> Iterator[Case]:
             functions = {
                 "ours": _ours, "eager": _eager, "eager_fp32": _eager_fp32, "compile": compiled(_eager),
                 "liger": _liger,
-            } | ({"late": _late} if direction != "forward" else {})  # fmt: skip
+            } | ({"ours_late": _late} if direction != "forward" else {})  # fmt: skip
             yield Case(
                 "cross_entropy", f"{rows}x{classes}", "bf16", direction, inputs,
                 {name: timed(function) for name, function in functions.items()},

@@ -1,0 +1,73 @@
+"""The GPU session's driver: order, budget, and that being cut off loses nothing."""
+
+import importlib.util
+import json
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from benchmarks.kernels.session import Step, run, steps
+
+
+def python(name, code, limit_s=30.0):
+    return Step(name, (sys.executable, "-c", code), limit_s)
+
+
+def outcomes(out):
+    return {entry["step"]: entry["outcome"] for entry in json.loads((out / "session.json").read_text())}
+
+
+def test_what_each_step_says_and_how_it_ended_is_written(tmp_path, capsys):
+    run([python("first one", "print('hello')"), python("second", "print('oh'); exit(3)")], 60, tmp_path)
+    assert outcomes(tmp_path) == {"first one": "done", "second": "failed (3)"}
+    assert (tmp_path / "first_one.log").read_text() == "hello\n"
+    assert "    oh" in capsys.readouterr().out
+
+
+def test_a_step_that_takes_too_long_is_ended_with_what_it_started_and_its_log_is_kept(tmp_path):
+    # GIVEN a step whose own child would write a file in a second
+    file = tmp_path / "late"
+    child = f"import time; time.sleep(1); open({str(file)!r}, 'w')"
+    code = (
+        "import subprocess, sys, time; print('so far', flush=True)\n"
+        f"subprocess.Popen([sys.executable, '-c', {child!r}]); time.sleep(60)"
+    )
+    (entry,) = run([python("slow", code, limit_s=0.8)], 60, tmp_path)
+    assert entry["outcome"] == "cut off"
+    assert entry["tail"] == ["so far"]
+    time.sleep(1.2)
+    assert not file.exists()
+
+
+def test_steps_beyond_the_budget_are_not_begun_but_named(tmp_path):
+    run([python("never", "open('x', 'w')")], 0.0, tmp_path)
+    assert outcomes(tmp_path) == {"never": "no time left"}
+
+
+def test_what_was_done_is_written_before_the_next_step_begins(tmp_path):
+    see = f"import json; print(len(json.load(open({str(tmp_path / 'session.json')!r}))))"
+    run([python("first", ""), python("second", see)], 60, tmp_path)
+    assert (tmp_path / "second.log").read_text() == "1\n"
+
+
+def test_correctness_comes_first_and_full_tables_last(tmp_path):
+    names = [step.name for step in steps(tmp_path, ["norm", "attention", "rope"])]
+    assert names[:2] == ["tests", "check"]
+    assert names[2:5] == ["quick attention", "quick norm", "quick rope"]
+    assert names[-3:] == ["full attention", "full norm", "full rope"]
+    assert names.index("sanitize") < names.index("full attention")
+
+
+def test_all_but_the_full_tables_fit_into_25_minutes(tmp_path):
+    from advisor.kernels.bench.run import timed_families
+
+    plan = steps(tmp_path, timed_families())
+    assert sum(step.limit_s for step in plan if not step.name.startswith("full")) < 25 * 60
+
+
+@pytest.mark.parametrize("step", steps(Path("out"), ["norm"]), ids=lambda step: step.name)
+def test_a_step_runs_a_module_that_exists(step):
+    assert step.command[1] == "-m"
+    assert importlib.util.find_spec(step.command[2])
