@@ -1,7 +1,8 @@
 """Other profilers of this process: found before a window opens, and made way for while it is open.
 
 Torch keeps one profiler to a process and checks nothing: whichever stops second gets nothing, and reading
-that nothing ends the process with a segmentation fault.
+that nothing ends the process with a segmentation fault. A range that outlives its profiler and ends under the
+next one writes its end into memory that the first has freed.
 """
 
 from __future__ import annotations
@@ -37,6 +38,23 @@ def _one_is_warming_up() -> bool:
         issubclass(type(held), kind) and getattr(held, "current_action", None) is ProfilerAction.WARMUP
         for held in gc.get_objects()
     )
+
+
+def end_open_ranges() -> None:
+    """End every `record_function` range that is open: none may outlive the profiler that it began under.
+
+    Lightning runs a training step inside such a range, the optimizer's. Ending one twice does nothing, so its
+    owner notices nothing. Ranges of operators, which torch opens itself, are out of reach.
+    """
+    kind = torch.profiler.record_function
+    records = [
+        held.record
+        for held in gc.get_objects()
+        if issubclass(type(held), kind) and getattr(held, "record", None) is not None
+    ]
+    with torch._C.DisableTorchFunctionSubclass():
+        for record in records:
+            torch.ops.profiler._record_function_exit._RecordFunction(record)
 
 
 class Watch:

@@ -13,7 +13,7 @@ import torch
 from torch.profiler import ProfilerAction, ProfilerActivity
 
 from advisor.capture import cupti
-from advisor.capture.rivals import Watch
+from advisor.capture.rivals import Watch, end_open_ranges
 from advisor.errors import AdvisorError
 
 #: The process that has already held a session; a forked child is a process of its own.
@@ -68,6 +68,7 @@ class Session:
         )
         self._running = True
         self._watch.install()
+        end_open_ranges()
         with _unwarned(), self._watch.ours():
             self._profiler.start()
 
@@ -89,7 +90,10 @@ class Session:
             self._running = False
             self._see_that_it_is_ours()
             with self._watch.ours():
-                self._profiler.stop()
+                try:
+                    end_open_ranges()
+                finally:
+                    self._profiler.stop()
 
     def _see_that_it_is_ours(self) -> None:
         assert self._profiler is not None

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from torch.profiler import profile, schedule
@@ -70,6 +73,42 @@ def test_a_session_that_something_else_has_ended_is_neither_stopped_nor_read(tmp
     with pytest.raises(CaptureError, match="another profiler"):
         session.stop()
     session.close()
+
+
+@pytest.mark.parametrize("begins", ["theirs", "ours"])
+def test_a_range_that_outlives_its_profiler_writes_into_nobodys_memory(begins):
+    # GIVEN, in a process of its own, ranges that are open while one profiler ends and the next begins
+    code = f"""
+import contextlib, ctypes
+import torch
+from torch.profiler import ProfilerActivity, profile, record_function
+from advisor.capture.session import Session
+
+calloc = ctypes.CDLL(None).calloc
+calloc.restype, calloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t, ctypes.c_size_t]
+first = Session()
+then = dict(theirs=profile(activities=[ProfilerActivity.CPU]), ours=Session())["{begins}"]
+first.start()
+first.step()
+with contextlib.ExitStack() as ranges:
+    for _ in range(2000):
+        ranges.enter_context(record_function("step"))
+    if "{begins}" == "ours":
+        first.close()
+    # WHEN memory that the first has let go serves the loop, and the ranges end
+    held = [calloc(1, 1000) for _ in range(10_000)]
+    then.start()
+    then.step()
+    held += [calloc(1, 1000) for _ in range(10_000)]
+then.stop()
+# THEN that memory is as the loop left it
+print("in", len(held), "pieces", sum(any(ctypes.string_at(piece, 1000)) for piece in held), "written to")
+"""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=False
+    )
+
+    assert done.stdout == "in 20000 pieces 0 written to\n", done.stderr
 
 
 def _profiling(where):
