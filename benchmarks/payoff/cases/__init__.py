@@ -1,0 +1,1 @@
+"""The pairs, a file a family of faults."""
