@@ -1,8 +1,17 @@
-"""Fixtures that every test may use."""
+"""Fixtures that every test may use, and how property tests search."""
 
 from pathlib import Path
 
+import hypothesis
 import pytest
+
+# The same examples each time, however long they take: neither luck nor load decides whether a change passes.
+# `pytest --hypothesis-profile=search` looks for new ones.
+hypothesis.settings.register_profile("search", deadline=None, max_examples=60)
+hypothesis.settings.register_profile(
+    "same", parent=hypothesis.settings.get_profile("search"), derandomize=True
+)
+hypothesis.settings.load_profile("same")
 
 SHARED = Path(__file__).resolve().parents[1].parent / "shared"
 

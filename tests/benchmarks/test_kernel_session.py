@@ -2,8 +2,9 @@
 
 import importlib.util
 import json
+import os
+import select
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -27,18 +28,23 @@ def test_what_each_step_says_and_how_it_ended_is_written(tmp_path, capsys):
 
 
 def test_a_step_that_takes_too_long_is_ended_with_what_it_started_and_its_log_is_kept(tmp_path):
-    # GIVEN a step whose own child would write a file in a second
-    file = tmp_path / "late"
-    child = f"import time; time.sleep(1); open({str(file)!r}, 'w')"
-    code = (
-        "import subprocess, sys, time; print('so far', flush=True)\n"
-        f"subprocess.Popen([sys.executable, '-c', {child!r}]); time.sleep(60)"
-    )
-    (entry,) = run([python("slow", code, limit_s=0.8)], 60, tmp_path)
-    assert entry["outcome"] == "cut off"
+    # GIVEN a step whose own child holds a pipe open for as long as it lives
+    os.mkfifo(tmp_path / "pipe")
+    pipe = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    opened = f"open({str(tmp_path / 'pipe')!r}, 'w')"
+    child = f"import time; held = {opened}; print('so far', flush=True); time.sleep(60)"
+    code = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"
+    # WHEN it is cut off, at the first of these limits that leaves it the time to begin
+    for limit_s in (1, 5, 25):
+        (entry,) = run([python("slow", code, limit_s)], 60, tmp_path)
+        assert entry["outcome"] == "cut off"
+        if entry["tail"]:
+            break
     assert entry["tail"] == ["so far"]
-    time.sleep(1.2)
-    assert not file.exists()
+    # THEN the child is gone, and its end of the pipe with it
+    select.select([pipe], [], [], 30)
+    assert os.read(pipe, 1) == b""
+    os.close(pipe)
 
 
 def test_steps_beyond_the_budget_are_not_begun_but_named(tmp_path):

@@ -73,9 +73,9 @@ def test_numbers_of_layers_are_stars_and_those_of_parts_stay(paths, expected) ->
 
 def test_paths_of_a_thousand_parts_take_no_time_to_speak_of() -> None:
     paths = [".".join(str(i + j) for j in range(1000)) for i in range(1000)]
-    begun = time.perf_counter()
+    begun = time.process_time()
     stars = generic_modules(paths)
-    assert time.perf_counter() - begun < 5
+    assert time.process_time() - begun < 5
     assert stars[7] == ".".join(["*"] * 999 + ["1006"])
 
 

@@ -250,10 +250,10 @@ def test_operators_nested_without_end_take_no_longer_than_as_many_side_by_side()
             "gemm", 1000.5 + i, at=9 * n + i, dur=1
         )
     timeline = builder.join()
-    begun = time.perf_counter()
+    begun = time.process_time()
     found = attach_costs(timeline)
     # THEN it ends, where a climb through all levels from each would not for minutes
-    assert time.perf_counter() - begun < 20
+    assert time.process_time() - begun < 20
     assert np.nansum(found.flops) >= MM_FLOPS
 
 

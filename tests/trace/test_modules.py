@@ -172,9 +172,9 @@ def test_thousands_of_threads_do_not_multiply_the_time_of_their_backward() -> No
         builder.on(10 + i).op("aten::mul", 100 + i, 0.5, sequence=i)
         builder.op("MulBackward0", 90_000 + i, 0.5, sequence=i, forward_thread=1 + i)
         builder.launch("b", 90_000.2 + i, at=200_000 + i, dur=1)
-    begun = time.perf_counter()
+    begun = time.process_time()
     builder.join()
-    assert time.perf_counter() - begun < 5
+    assert time.process_time() - begun < 5
 
 
 def test_a_trace_without_modules_names_none() -> None:

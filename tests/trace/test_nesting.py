@@ -120,13 +120,13 @@ def test_a_hundred_thousand_levels_are_climbed_in_no_time() -> None:
     # GIVEN intervals one within the other, and as many questions after all but the outermost have ended
     n = 100_000
     nesting = Nesting(np.zeros(n, np.int32), np.arange(n), np.append(10 * n, n * 4 - 2 * np.arange(1, n)))
-    begun = clock.perf_counter()
+    begun = clock.process_time()
     found = nesting.innermost(np.zeros(n, np.int32), np.full(n, 6 * n))
     above = nearest(np.arange(n), nesting.parent, np.arange(n) == 0)
     # THEN each finds the outermost, in a time that one step a level and question could not keep
     assert (found == 0).all()
     assert (above == 0).all()
-    assert clock.perf_counter() - begun < 5
+    assert clock.process_time() - begun < 5
 
 
 @given(st.lists(st.tuples(st.integers(0, 60), st.integers(0, 20)), max_size=25))

@@ -196,7 +196,7 @@ def test_reading_takes_far_less_memory_than_decoding_the_file_whole(write) -> No
 SMALL = small_trace()
 
 
-@settings(max_examples=300, deadline=2000)
+@settings(max_examples=300, deadline=None)
 @given(
     st.lists(
         st.tuples(
@@ -232,7 +232,7 @@ def test_damaged_bytes_raise_nothing_but_input_errors(damage: list[tuple[str, in
             json.loads(bytes(args) or b"{}")
 
 
-@settings(max_examples=100, deadline=2000)
+@settings(max_examples=100, deadline=None)
 @given(st.integers(2, 400), st.integers(0, 255))
 def test_damaged_gzip_raises_nothing_but_input_errors(tmp_path_factory, at: int, byte: int) -> None:
     stored = bytearray(gzip.compress(SMALL))

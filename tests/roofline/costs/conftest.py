@@ -1,14 +1,10 @@
-"""Settings for the property tests, and the truth file joined without the product's own reader."""
+"""The truth file, joined without the product's own reader."""
 
 import bisect
 import gzip
 import json
 
 import pytest
-from hypothesis import settings
-
-settings.register_profile("costs", deadline=None, max_examples=60)
-settings.load_profile("costs")
 
 
 @pytest.fixture(scope="session")
