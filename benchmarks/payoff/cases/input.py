@@ -40,8 +40,7 @@ def dataloader_workers(fixed: bool, n: Scale) -> Loop:
 )
 def pageable_copy(fixed: bool, n: Scale) -> Loop:
     data = Stored([image_batch(n(64, 2), n(224, 32))], 0.0)
-    pinned = fixed and torch.cuda.is_available()
-    return _resnet_loop(n, loader(data, n(4, 0), batch_size=None, pin_memory=pinned), (3, 4, 6, 3))
+    return _resnet_loop(n, loader(data, n(4, 0), batch_size=None, pin_memory=fixed), (3, 4, 6, 3))
 
 
 def scale_from_host(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
