@@ -43,7 +43,8 @@ def locate(table, tile, j, held, BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr
     return block, (j % BLOCK_SIZE).to(tl.int64)
 
 
-@triton.jit
+# What changes while sequences grow: no value of these may call for another compilation.
+@triton.jit(do_not_specialize=["table_b", "splits", "capacity", "left"])
 def paged_attention_kernel(
     q, k, v, table, lengths, slopes, k_scale, v_scale, out, stats,
     q_b, q_n, q_h, k_b, k_n, k_h, v_b, v_n, v_h, table_b, o_b, o_n, o_h, o_s,
@@ -141,7 +142,7 @@ def paged_attention_kernel(
         tl.store(to[:, None] + cols[None, :], acc.to(out.dtype.element_ty), mask=filled)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["splits", "capacity", "left"])
 def paged_combine_kernel(
     parts, stats, lengths, out, lse, o_b, o_n, o_h,
     heads, n_queries, splits, capacity, left,
