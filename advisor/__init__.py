@@ -13,6 +13,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from advisor.capture.callback import TrainingAdvisor
     from advisor.report.build import analyze
+    from advisor.swap.outside import swap_model as swap
     from advisor.trace.link import load
 
 _HOMES = {
@@ -21,10 +22,12 @@ _HOMES = {
     "load": "advisor.trace.link",
 }
 
-__all__ = ["TrainingAdvisor", "__version__", "analyze", "load"]
+__all__ = ["TrainingAdvisor", "__version__", "analyze", "load", "swap"]
 
 
 def __getattr__(name: str) -> Any:
+    if name == "swap":
+        return importlib.import_module("advisor.swap")  # a package that can be called
     if name not in _HOMES:
         raise AttributeError(f"module 'advisor' has no attribute {name!r}")
     return getattr(importlib.import_module(_HOMES[name]), name)

@@ -76,11 +76,8 @@ def decide_one(site: Site, terms: Terms) -> Outcome:
     """Try one site's candidates."""
     if not site.candidates:
         return Outcome(site, None, "no candidate serves it")
-    if site.trial is not None:
-        trials = {c.name: site.trial(c) for c in site.candidates}
-        left = [c for c in site.candidates if not trials[c.name].refused]
-        return _chosen(site, trials, left, {}, terms)
-    trials = {c.name: verify(site, c, deterministic=terms.deterministic) for c in site.candidates}
+    prove = site.prove or (lambda candidate: verify(site, candidate, deterministic=terms.deterministic))
+    trials = {c.name: prove(c) for c in site.candidates}
     left = [c for c in site.candidates if not trials[c.name].refused]
     times = measure(site, left, clock=terms.clock, budget_s=terms.measure_s) if left else {}
     return _chosen(site, trials, left, times, terms)
@@ -89,11 +86,9 @@ def decide_one(site: Site, terms: Terms) -> Outcome:
 def _chosen(
     site: Site, trials: dict[str, Trial], left: list[Candidate], times: dict[str, Timed], terms: Terms
 ) -> Outcome:
-    original = times.get(ORIGINAL)
     for candidate in left:
-        if original is not None:
-            _note(trials[candidate.name], original, times[candidate.name], site, terms)
-    left = [c for c in left if not trials[c.name].refused and trials[c.name].time_ns is not None]
+        _note(trials[candidate.name], times[ORIGINAL], times[candidate.name], site, terms)
+    left = [c for c in left if not trials[c.name].refused]
     done = list(trials.values())
     if not left:
         return Outcome(site, None, _why_none(done), done)
@@ -117,7 +112,7 @@ def slower(ours: Timed, original: Timed, calls: int, terms: Terms) -> str:
     """Why a time is no gain; empty if it is."""
     saved = original.median_ns - ours.median_ns
     if saved <= 0:
-        return f"slower: {original.median_ns / ours.median_ns:.2f} times the original's speed"
+        return f"slower: takes {ours.median_ns / original.median_ns:.2f} times as long"
     if ours.high_ns >= original.low_ns or saved < terms.min_gain * original.median_ns:
         return f"no faster beyond the noise: {saved / original.median_ns:.1%} less time"
     if saved * calls < terms.min_saving_ns:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -62,6 +64,10 @@ def kept_state(devices: Iterable[torch.device]) -> Iterator[None]:
             stack.callback(_put_back, read, write, read())
         for generator in generators(devices):
             stack.callback(generator.set_state, generator.get_state())
+        stack.callback(random.setstate, random.getstate())
+        numpy = sys.modules.get("numpy")
+        if numpy is not None:
+            stack.callback(numpy.random.set_state, numpy.random.get_state())
         if torch.cuda.is_available() and torch.cuda.is_initialized():
             stack.callback(torch.cuda.set_device, torch.cuda.current_device())
         yield

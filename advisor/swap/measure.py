@@ -57,16 +57,21 @@ def measure(
     Returns:
         By name, `ORIGINAL` first.
     """
-    example = next((e for e in site.examples if e.grad), site.examples[0])
-    devices = devices_of((example.args, dict(example.kwargs)))
     chosen = site.candidates if candidates is None else candidates
-    variants = {ORIGINAL: site.original, **{c.name: c.call for c in chosen}}
+    if site.ready is not None:
+        calls = site.ready(chosen)
+        devices = {p.device for place in site.places for p in _parameters(place)}
+    else:
+        example = next((e for e in site.examples if e.grad), site.examples[0])
+        devices = devices_of((example.args, dict(example.kwargs)))
+        variants = {ORIGINAL: site.original, **{c.name: c.call for c in chosen}}
+        calls = {name: prepared(call, example) for name, call in variants.items()}
     with kept_state(devices):
-        return timed(
-            {name: prepared(call, example) for name, call in variants.items()},
-            clock or clock_for(devices),
-            budget_s,
-        )
+        return timed(calls, clock or clock_for(devices), budget_s)
+
+
+def _parameters(place: Any) -> list[torch.Tensor]:
+    return [p for group in getattr(place, "param_groups", ()) for p in group["params"]]
 
 
 def timed(calls: dict[str, Call], clock: Clock, budget_s: float) -> dict[str, Timed]:

@@ -87,6 +87,11 @@ def stand_in(
     return twin
 
 
+def has_hooks(module: nn.Module) -> bool:
+    """Whether anything is called beside the module's `forward` when it is called."""
+    return any(module.__dict__.get(name) for name in _HOOKS)
+
+
 def remade(tree: Any, change: Callable[[Tensor], Tensor]) -> Any:
     """Arguments in which every tensor, and each of a module, is what `change` makes of it.
 
