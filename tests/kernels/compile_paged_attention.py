@@ -1,6 +1,7 @@
 """Compiles the kernels of paged attention for sm_90.
 
-A line each: name, bytes spilled, matrix instructions, 16-byte asynchronous copies, registers.
+A line each: name, bytes spilled, matrix instructions, 16-byte asynchronous copies, registers. The last line is
+how many compilations of the first kernel and of the one that puts splits together the launches called for.
 """
 
 import torch
@@ -31,6 +32,8 @@ def main() -> None:
         registers, spilled = aot._assembled(ptx, 90)
         copies = ptx.count("cp.async.cg.shared.global")
         print(name, spilled, ptx.count("mma.sync"), copies, registers)
+    caches = (ops.paged_attention_kernel.device_caches[0], ops.paged_combine_kernel.device_caches[0])
+    print(*(len(cache[0]) for cache in caches))
 
 
 if __name__ == "__main__":

@@ -660,14 +660,14 @@ def test_the_kernels_compile_for_hopper_in_its_registers_with_16_byte_copies():
         timeout=250,
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    lines = [line.split() for line in done.stdout.splitlines()]
+    *lines, compilations = [line.split() for line in done.stdout.splitlines()]
+    # For blocks of 16 with and without splits and of 128 without; growing sequences call for no others.
+    assert compilations == ["3", "1"]
     assert {name for name, *_ in lines} == {
         "paged_attention_kernel",
         "paged_combine_kernel",
         "cache_write_kernel",
     }
-    # Of blocks of 16 with and without splits, of blocks of 128 without: lengths call for no others.
-    assert [name for name, *_ in lines].count("paged_attention_kernel") == 3
     for name, spilled, matrix, copies, registers in lines:
         assert int(spilled) < 64, f"{name} spills {spilled} bytes"
         if name == "paged_attention_kernel":
