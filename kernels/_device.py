@@ -14,6 +14,8 @@ FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 #: Stands for the multiprocessors of a GPU under the interpreter, where every program costs milliseconds.
 _INTERPRETED_SM_COUNT = 2
+#: And for the shared memory of a program: Hopper's.
+_INTERPRETED_SHARED_BYTES = 227 << 10
 
 
 class UnsupportedError(ValueError):
@@ -72,12 +74,25 @@ def sm_count(device: torch.device) -> int:
     return _INTERPRETED_SM_COUNT if device.type != "cuda" else _sm_count(device.index)
 
 
+def shared_bytes(device: torch.device) -> int:
+    """Shared memory that one program may have: 99 KiB on many GPUs, 227 KiB on the largest."""
+    return _INTERPRETED_SHARED_BYTES if device.type != "cuda" else _shared_bytes(device.index)
+
+
 @cache
 def _architecture(index: int) -> str:
     properties = torch.cuda.get_device_properties(index)
     if torch.version.hip:
         return str(properties.gcnArchName).split(":")[0]
     return f"sm_{properties.major}{properties.minor}"
+
+
+@cache
+def _shared_bytes(index: int) -> int:
+    properties = torch.cuda.get_device_properties(index)
+    # ROCm has no larger one to ask for.
+    known = getattr(properties, "shared_memory_per_block_optin", 0)
+    return int(known or getattr(properties, "shared_memory_per_block", 48 << 10))
 
 
 @cache

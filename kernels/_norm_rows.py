@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 from ._device import sm_count
-from ._launch import LaunchTable, cdiv, next_power_of_2
+from ._launch import LaunchTable, Row, cdiv, next_power_of_2
 from ._norm_wide import backward_wide, forward_wide, weight_partials_wide
 from ._random import keep_8, keep_scale, keep_threshold
-from ._rows import as_rows, input_gradient, moments, sum_partials, tile_mask
+from ._rows import as_rows, fitting_stages, input_gradient, moments, sum_partials, tile_mask
 from ._triton import tl, triton
 
 #: Columns beyond which rows are walked in blocks.
@@ -18,18 +18,37 @@ MAX_BACKWARD_BLOCK = 16384
 #: Columns times vectors (dw, db) that are summed in registers; beyond, registers spill at 64 a thread.
 MAX_SUMMED = 16384
 
+_FORWARD: list[Row] = [
+    (128, {"ROWS": 16, "num_warps": 4}),
+    (256, {"ROWS": 8, "num_warps": 4}),
+    (512, {"ROWS": 4, "num_warps": 4}),
+    (1024, {"ROWS": 2, "num_warps": 4}),
+    (2048, {"ROWS": 1, "num_warps": 4}),
+    (8192, {"ROWS": 1, "num_warps": 8}),
+]
+_BACKWARD: list[Row] = [
+    (128, {"ROWS": 8, "num_warps": 4, "STAGES": 2, "programs_per_sm": 4}),
+    (256, {"ROWS": 4, "num_warps": 4, "STAGES": 2, "programs_per_sm": 4}),
+    (512, {"ROWS": 2, "num_warps": 4, "STAGES": 2, "programs_per_sm": 4}),
+    (1024, {"ROWS": 1, "num_warps": 4, "STAGES": 3, "programs_per_sm": 6}),
+    (2048, {"ROWS": 1, "num_warps": 4, "STAGES": 3, "programs_per_sm": 3}),
+    (4096, {"ROWS": 1, "num_warps": 8, "STAGES": 3, "programs_per_sm": 2}),
+    (8192, {"ROWS": 1, "num_warps": 16, "STAGES": 3, "programs_per_sm": 1}),
+]
+
 #: Size: columns, rounded up to a power of two.
 FORWARD = LaunchTable(
     "norm_forward",
     {
         "default": [
-            (128, {"ROWS": 16, "num_warps": 4}),
-            (256, {"ROWS": 8, "num_warps": 4}),
-            (512, {"ROWS": 4, "num_warps": 4}),
-            (1024, {"ROWS": 2, "num_warps": 4}),
-            (2048, {"ROWS": 1, "num_warps": 4}),
-            (8192, {"ROWS": 1, "num_warps": 8}),
+            *_FORWARD,
             (16384, {"ROWS": 1, "num_warps": 16}),
+            (None, {"ROWS": 1, "num_warps": 32}),
+        ],
+        # With 64 registers a thread a multiprocessor holds two such programs, and one loads while one counts.
+        "sm_90": [
+            *_FORWARD,
+            (16384, {"ROWS": 1, "num_warps": 16, "maxnreg": 64}),
             (None, {"ROWS": 1, "num_warps": 32}),
         ],
         "interpreter": [(256, {"ROWS": 4, "num_warps": 1}), (None, {"ROWS": 1, "num_warps": 1})],
@@ -38,16 +57,8 @@ FORWARD = LaunchTable(
 BACKWARD = LaunchTable(
     "norm_backward",
     {
-        "default": [
-            (128, {"ROWS": 8, "num_warps": 4, "STAGES": 2, "programs_per_sm": 4}),
-            (256, {"ROWS": 4, "num_warps": 4, "STAGES": 2, "programs_per_sm": 4}),
-            (512, {"ROWS": 2, "num_warps": 4, "STAGES": 2, "programs_per_sm": 4}),
-            (1024, {"ROWS": 1, "num_warps": 4, "STAGES": 3, "programs_per_sm": 4}),
-            (2048, {"ROWS": 1, "num_warps": 4, "STAGES": 3, "programs_per_sm": 3}),
-            (4096, {"ROWS": 1, "num_warps": 8, "STAGES": 3, "programs_per_sm": 2}),
-            (8192, {"ROWS": 1, "num_warps": 16, "STAGES": 3, "programs_per_sm": 1}),
-            (None, {"ROWS": 1, "num_warps": 32, "STAGES": 2, "programs_per_sm": 1}),
-        ],
+        "default": [*_BACKWARD, (None, {"ROWS": 1, "num_warps": 32, "STAGES": 2, "programs_per_sm": 1})],
+        "sm_90": [*_BACKWARD, (None, {"ROWS": 1, "num_warps": 32, "STAGES": 3, "programs_per_sm": 1})],
         "interpreter": [
             (256, {"ROWS": 2, "num_warps": 1, "STAGES": 1, "programs_per_sm": 1}),
             (None, {"ROWS": 1, "num_warps": 1, "STAGES": 1, "programs_per_sm": 1}),
@@ -232,6 +243,9 @@ def launch_backward(
         params = dict(BACKWARD.pick(block, x.device))
         most = params.pop("programs_per_sm") * sm_count(x.device)
         programs = min(most, cdiv(n_rows, params["ROWS"]))
+        read = [t.element_size() for t in (rows, drows, carried) if t is not None]
+        tile_bytes = params["ROWS"] * block * sum(read)
+        params["STAGES"] = fitting_stages(params["STAGES"], tile_bytes, x.device)
         partial = torch.empty(programs, fused, n_cols, dtype=torch.float32, device=x.device)
         _norm_backward_kernel[(programs,)](
             drows, carried, rows, weight, stats, seed, dx, dropped, partial,

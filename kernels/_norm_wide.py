@@ -23,7 +23,7 @@ WIDE = LaunchTable(
 WIDE_WEIGHT = LaunchTable(
     "norm_wide_weight",
     {
-        "default": [(None, {"ROWS": 8, "BLOCK": 512, "programs_per_sm": 4, "num_warps": 4})],
+        "default": [(None, {"ROWS": 4, "BLOCK": 512, "programs_per_sm": 6, "num_warps": 4})],
         "interpreter": [(None, {"ROWS": 4, "BLOCK": 16384, "programs_per_sm": 1, "num_warps": 1})],
     },
 )
@@ -114,8 +114,9 @@ def _norm_weight_wide_kernel(
 ):  # fmt: skip
     band = tl.program_id(0) // blocks
     cols = (tl.program_id(0) % blocks) * BLOCK + tl.arange(0, BLOCK)
-    dw = tl.zeros([BLOCK], tl.float32)
-    db = tl.zeros([BLOCK], tl.float32)
+    # Rows are added up after the last band, so that threads need not wait for each other before.
+    dw = tl.zeros([ROWS, BLOCK], tl.float32)
+    db = tl.zeros([ROWS, BLOCK], tl.float32)
     for start in range(band * ROWS, n_rows, bands * ROWS):
         rows = start + tl.arange(0, ROWS)
         row = rows.to(tl.int64)[:, None]
@@ -130,12 +131,13 @@ def _norm_weight_wide_kernel(
             xhat = (x - mean[:, None]) * rstd[:, None]
         if ROUND:
             xhat = xhat.to(x_ptr.dtype.element_ty).to(tl.float32)
-        dw += tl.sum(dy * xhat, axis=0)
-        db += tl.sum(dy, axis=0)
+        dw += dy * xhat
+        if PARTS > 1:
+            db += dy
     partial_ptr += band.to(tl.int64) * PARTS * n_cols
-    tl.store(partial_ptr + cols, dw, mask=cols < n_cols)
+    tl.store(partial_ptr + cols, tl.sum(dw, axis=0), mask=cols < n_cols)
     if PARTS > 1:
-        tl.store(partial_ptr + n_cols + cols, db, mask=cols < n_cols)
+        tl.store(partial_ptr + n_cols + cols, tl.sum(db, axis=0), mask=cols < n_cols)
 
 
 def forward_wide(

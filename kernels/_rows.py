@@ -7,6 +7,7 @@ columns are the same in each of its rows, so sums over rows stay within threads.
 import torch
 from torch import Tensor
 
+from ._device import shared_bytes
 from ._launch import LaunchTable, cdiv
 from ._triton import tl, triton
 
@@ -99,6 +100,15 @@ def sum_partials(partial: Tensor, dtypes: list[torch.dtype]) -> list[Tensor]:
         partial, *pointers, n_partials, n_cols, blocks, PARTS=parts, **params
     )
     return sums
+
+
+def fitting_stages(stages: int, tile_bytes: int, device: torch.device) -> int:
+    """The most stages up to `stages` whose buffers, one tile of inputs for each but the last, fit.
+
+    A kibibyte is left to reductions.
+    """
+    room = (shared_bytes(device) - 1024) // max(tile_bytes, 1)
+    return max(min(stages, room + 1), 1)
 
 
 def as_rows(x: Tensor) -> Tensor:

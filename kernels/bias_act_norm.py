@@ -27,7 +27,7 @@ from ._family import Family
 from ._launch import LaunchTable, cdiv, next_power_of_2
 from ._math import ACTIVATIONS, activation, activation_gradient
 from ._ops import operator
-from ._rows import as_rows, input_gradient, moments, sum_partials, tile_mask
+from ._rows import as_rows, fitting_stages, input_gradient, moments, sum_partials, tile_mask
 from ._triton import tl, triton
 from .activations import bias_activation
 from .norm import follows_autocast, layer_norm
@@ -213,6 +213,8 @@ def _bias_act_norm_backward(
     params = dict(BACKWARD.pick(block, x.device))
     most = params.pop("programs_per_sm") * sm_count(x.device)
     programs = min(most, cdiv(rows.shape[0], params["ROWS"]))
+    tile_bytes = params["ROWS"] * block * (rows.element_size() + drows.element_size())
+    params["STAGES"] = fitting_stages(params["STAGES"], tile_bytes, x.device)
     partial = torch.empty(programs, parts, n_cols, dtype=torch.float32, device=x.device)
     _bias_act_norm_backward_kernel[(programs,)](
         drows, rows, bias, weight, stats, dx, partial, drows.stride(0), rows.stride(0), rows.shape[0], n_cols,

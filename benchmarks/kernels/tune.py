@@ -24,7 +24,7 @@ VALUES: dict[str, tuple[int, ...]] = {
     "num_warps": (1, 2, 4, 8, 16, 32),
     "ROWS": (1, 2, 4, 8, 16, 32),
     "STAGES": (2, 3),
-    "programs_per_sm": (1, 2, 4),
+    "programs_per_sm": (1, 2, 3, 4, 6),
 }
 ELEMENTS_A_THREAD = (8, 32)
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from advisor.kernels import _norm_rows, _norm_wide, norm
+from advisor.kernels import _norm_rows, _norm_wide, _rows, norm
 from advisor.kernels._device import UnsupportedError
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -303,3 +303,12 @@ def test_what_is_not_supported_is_said(device):
     with pytest.raises(ValueError, match="casting 'other'"):
         rms(x, casting="other")
     assert norm.unsupported_reasons(x) == []
+
+
+@pytest.mark.parametrize(
+    ("stages", "tile_bytes", "fits"),
+    [(3, 64 << 10, 3), (3, 128 << 10, 2), (2, 128 << 10, 2), (3, 512 << 10, 1), (1, 1, 1)],
+)
+def test_no_more_tiles_are_under_way_than_shared_memory_holds(stages, tile_bytes, fits):
+    # GIVEN 227 KiB, which the interpreter stands for, and one tile less in them than there are stages
+    assert _rows.fitting_stages(stages, tile_bytes, torch.device("cpu")) == fits
