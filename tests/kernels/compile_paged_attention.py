@@ -1,6 +1,6 @@
 """Compiles the kernels of paged attention for sm_90.
 
-A line each: name, bytes spilled, matrix instructions, 16-byte asynchronous copies, registers. The last line is
+A line each: name, bytes spilled, matrix instructions, 16-byte asynchronous copies, registers. The last line:
 how many compilations of the first kernel and of the one that puts splits together the launches called for.
 """
 
