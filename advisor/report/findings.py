@@ -41,14 +41,14 @@ def _misfit(replay: Replay) -> list[Quality]:
     scale = replay.result_scale
     if abs(scale - 1) <= _FITS:
         return []
-    side = "below" if scale < 1 else "above"
+    side, given_ms = ("below" if scale < 1 else "above"), replay.baseline_ns / 1e6
     return [
         Quality(
             level="warning",
             code="baseline.misfit",
-            message=f"a step of {replay.baseline_ns / 1e6:.3g} ms without the profiler is {side} what this trace "
-            f"can explain ({replay.baseline_ns / scale / 1e6:.3g} ms): all savings are scaled by {scale:.2f}; "
-            "see that the step time given is of the same loop on the same device",
+            message=f"a step of {given_ms:.3g} ms without the profiler is {side} what this trace can explain "
+            f"({given_ms / scale:.3g} ms): all savings are scaled by {scale:.2f}; see that the step time given "
+            "is of the same loop on the same device",
         )
     ]
 
