@@ -21,8 +21,15 @@ This page is made from `advisor/advice/rules/` by `docs/generate_rules.py`.
 
 def render() -> str:
     """The whole page."""
-    families = itertools.groupby(all_rules(), key=lambda rule: rule.family)
-    return "\n".join([_HEAD, *(_family(name, list(rules)) for name, rules in families)])
+    rules = all_rules()
+    listed = [f"- [`{rule.id}`](#{_anchor(rule.id)}): {rule.failure}" for rule in rules]
+    families = itertools.groupby(rules, key=lambda rule: rule.family)
+    return "\n".join([_HEAD, *listed, "", *(_family(name, list(rules)) for name, rules in families)])
+
+
+def _anchor(id: str) -> str:
+    """Of a heading, as Markdown's usual renderers make it."""
+    return id.replace(".", "")
 
 
 def _family(name: str, rules: list[Rule]) -> str:
@@ -38,7 +45,8 @@ def _rule(rule: Rule) -> str:
         rule.explanation,
         "",
     ]
-    return "\n".join([*lines, *([f"Source: {rule.source}", ""] if rule.source else [])])
+    sources = [f"- {line}" for line in rule.source.splitlines()]
+    return "\n".join([*lines, *(["Sources:", "", *sources, ""] if sources else [])])
 
 
 if __name__ == "__main__":
