@@ -31,7 +31,7 @@ def measure_all(args: argparse.Namespace, store: Store) -> bool:
         raise SystemExit("there is no GPU here: --tiny tries the cases without one")
     processes = Processes(["benchmarks.payoff.measure", "benchmarks.payoff.cases"], args.start_method)
     well = True
-    for name in chosen:
+    for at, name in enumerate(chosen, 1):
         if not args.again and store.has(name, asdict(plan)):
             continue
         if time.monotonic() - start > args.budget_s:
@@ -39,7 +39,7 @@ def measure_all(args: argparse.Namespace, store: Store) -> bool:
             return False
         began = time.monotonic()
         answer = processes.run(in_child, name, plan, store.folder, timeout_s=_LIMIT_S)
-        took = f"({time.monotonic() - began:.0f} s)"
+        took = f"({time.monotonic() - began:.0f} s, {at} of {len(chosen)})"
         if isinstance(answer, str):
             well = False
             print(f"{name:28} failed: {answer} {took}", flush=True)
@@ -63,8 +63,11 @@ def judge_all(args: argparse.Namespace, store: Store, command: str) -> bool:
     found = judge.figures(store.cases)
     for figure in found:
         print(f"{figure.name}: {figure.value:g} ({figure.goal}){'' if figure.reached else '  NOT REACHED'}")
-    write_results(args.output, store, command, [figure._asdict() for figure in found])
-    print(f"written to {args.output}")
+    # What small sizes give says nothing, and is not the benchmark's result.
+    tiny = any(case["plan"]["tiny"] for case in store.cases.values())
+    output = args.output or (store.folder / "results.json" if tiny else RESULTS)
+    write_results(output, store, command, [figure._asdict() for figure in found])
+    print(f"written to {output}")
     return all(figure.reached for figure in found)
 
 
@@ -110,8 +113,6 @@ def main() -> None:
             print(f"{name:28} {case.rule or '(well tuned)':24} {case.title}")
         return
     store = Store(args.traces)
-    # What small sizes give says nothing, and is not the benchmark's result.
-    args.output = args.output or (args.traces / "results.json" if args.tiny else RESULTS)
     well = True
     if not args.judge_only:
         well = measure_all(args, store)

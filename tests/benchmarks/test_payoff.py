@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from advisor.advice.rule import all_rules
 from advisor.capture import session
 from advisor.demo.flavour import pl
+from benchmarks.payoff import __main__ as driver
 from benchmarks.payoff import judge, measure
 from benchmarks.payoff.case import BEHIND_INPUT, Case, Loop, Scale, all_cases, pair
 from benchmarks.payoff.processes import Processes
@@ -319,6 +320,48 @@ def test_results_say_where_they_come_from_and_hold_judged_cases(tmp_path):
     assert list(found["cases"]) == ["a"]
     assert found["date"]
     assert found["command"] == "python -m benchmarks.payoff"
+
+
+@pytest.fixture
+def judged(tmp_path, monkeypatch):
+    """Judges a folder of two cases, `a` and `b`, whose reports say what they should; gives the outcome."""
+    monkeypatch.setattr(judge, "analyze", lambda trace, baseline_ms: {"findings": [_finding(likely=5.0)]})
+    monkeypatch.setattr(driver, "RESULTS", tmp_path / "committed.json")
+
+    def run(tiny=False, **options):
+        store = Store(tmp_path / "traces")
+        for name in ("a", "b"):
+            store.add(name, MACHINE, {**_case(), "plan": {"tiny": tiny}})
+            store.trace(name).touch()
+        given = {"only": [], "judge_only": True, "jobs": 2, "output": None, **options}
+        return driver.judge_all(SimpleNamespace(**given), store, "command")
+
+    return run
+
+
+def test_all_cases_are_judged_and_figures_that_are_not_reached_tell(judged, tmp_path, capsys):
+    assert judged() is False
+    found = json.loads((tmp_path / "committed.json").read_text())
+    assert [case["verdict"]["error"] for case in found["cases"].values()] == [0.0, 0.0]
+    assert {"name": "pairs", "value": 2, "goal": "≥ 16", "reached": False} in found["figures"]
+    assert "pairs: 2 (≥ 16)  NOT REACHED" in capsys.readouterr().out
+
+
+def test_a_few_cases_are_judged_without_being_the_result(judged, tmp_path, capsys):
+    assert judged(only=["b"]) is True
+    assert not (tmp_path / "committed.json").exists()
+    assert capsys.readouterr().out.startswith("b ")
+
+
+def test_small_sizes_are_no_result_of_the_benchmark(judged, tmp_path):
+    judged(tiny=True)
+    assert not (tmp_path / "committed.json").exists()
+    assert (tmp_path / "traces" / "results.json").exists()
+
+
+def test_an_unknown_case_is_named_with_those_that_there_are(judged):
+    with pytest.raises(SystemExit, match="no case c: there are a, b"):
+        judged(only=["c"])
 
 
 def test_each_target_runs_in_a_process_of_its_own():

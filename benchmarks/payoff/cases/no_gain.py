@@ -100,7 +100,7 @@ class KeepsLoss(ReadsLoss):
     nothing_from=("host", "input"),
 )
 def sync_behind_device(fixed: bool, n: Scale) -> Loop:
-    shape = Shape.of(n, width=2048, heads=16, layers=8, vocabulary=8192)
+    shape = Shape.of(n, width=2048, heads=16, layers=4, batch=16, vocabulary=8192)
     return language_model(n, shape, loss=token_loss, training=KeepsLoss if fixed else ReadsLoss)
 
 

@@ -17,7 +17,7 @@ from benchmarks.payoff.transformer import Shape, language_model
     warmup=15,
 )
 def tuned_gpt(n: Scale) -> Loop:
-    loop = language_model(n, Shape.of(n, layers=6))
+    loop = language_model(n, Shape.of(n))
     loop.module.net = n.compile(loop.module.net)
     loop.module.loss = n.compile(loop.module.loss)
     loop.around = allow_tf32
@@ -25,12 +25,12 @@ def tuned_gpt(n: Scale) -> Loop:
 
 
 @well_tuned(
-    "a compiled ResNet-50 in bf16 and channels_last: fused SGD, pinned batches from four workers",
+    "a small compiled ResNet in bf16 and channels_last: fused SGD, pinned batches from four workers",
     on_device=False,
     warmup=25,
 )
 def tuned_resnet(n: Scale) -> Loop:
-    net = n.compile(resnet(n).to(memory_format=torch.channels_last))
+    net = n.compile(resnet(n, (1, 2, 2, 1)).to(memory_format=torch.channels_last))
     images, labels = image_batch(n(64, 4), n(224, 32))
     stored = Stored([(images.to(torch.bfloat16).contiguous(memory_format=torch.channels_last), labels)], 0.0)
     batches = loader(stored, n(4, 0), batch_size=None, pin_memory=torch.cuda.is_available())
