@@ -5,47 +5,24 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib
-import importlib.util
 import os
-import sys
 import webbrowser
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from advisor.capture import _requirements as _requirements
-from advisor.capture import lightning_ahead, lightning_context, loggers, notify
+from advisor.capture import lightning_ahead, lightning_context, loggers, notify, swapping_start
+from advisor.capture.lightning_bases import Root, adopt_late_packages, lightning_bases
 from advisor.capture.lightning_marks import STEP_METHODS, LightningMarks
 from advisor.capture.plan import check_counts
 from advisor.capture.session import is_spent
 from advisor.capture.window import Window
-from advisor.errors import MissingExtraError, UsageError
+from advisor.errors import UsageError
 
 Stage = Literal["fit", "validate", "test", "predict"]
 
-_PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 _Hook = TypeVar("_Hook", bound=Callable[..., None])
-
-
-class _Root:
-    """A base with an instance dict, so that more bases can be added to a class made from it."""
-
-
-def _lightning_bases(*, import_any: bool) -> tuple[type, ...]:
-    """The Callback classes of the Lightning packages in use: unrelated ones, and each Trainer wants its own.
-
-    Args:
-        import_any: import what is installed if no package has been imported yet.
-    """
-    loaded = [name for name in _PACKAGES if sys.modules.get(name) is not None]
-    if not loaded and import_any:
-        loaded = [name for name in _PACKAGES if importlib.util.find_spec(name.partition(".")[0]) is not None]
-    bases = []
-    for name in loaded:
-        with contextlib.suppress(ImportError):  # installed, but not for this torch
-            bases.append(importlib.import_module(name).Callback)
-    return tuple(bases)
 
 
 def _guarded(hook: _Hook) -> _Hook:
@@ -102,7 +79,7 @@ def _batch_hooks(stage: str, batches: str) -> tuple[Callable[..., None], Callabl
     return _guarded(start), _guarded(end)
 
 
-class TrainingAdvisor(_Root, *_lightning_bases(import_any=True)):  # type: ignore[misc]
+class TrainingAdvisor(Root, *lightning_bases(import_any=True)):  # type: ignore[misc]
     """Records a few steps of a run and reports what bounds them.
 
     Works with the Trainers of ``lightning.pytorch`` and of ``pytorch_lightning``. The steps before the
@@ -125,6 +102,11 @@ class TrainingAdvisor(_Root, *_lightning_bases(import_any=True)):  # type: ignor
         report_timeout_s: seconds to wait for the analysis at the end of the run.
         allow_repeat: record again in a process that has recorded before; kernels at the window's front may
             be lost.
+        swap: None, ``"auto"`` or a list of `advisor.swap.site.KINDS`: in a fit, after the recording, try
+            faster kernels on the loop's own tensors, keep those that make whole steps faster, and put
+            everything back when the run ends. See ``docs/swap.md``.
+        swap_keep: leave the model as it was swapped when the run ends.
+        swap_max_memory_growth: share by which a step's peak memory may grow for a swap to be kept.
 
     Raises:
         UsageError: for a value out of range.
@@ -147,8 +129,12 @@ class TrainingAdvisor(_Root, *_lightning_bases(import_any=True)):  # type: ignor
         open_report: bool = False,
         report_timeout_s: float = 120.0,
         allow_repeat: bool = False,
+        swap: str | list[str] | None = None,
+        swap_keep: bool = False,
+        swap_max_memory_growth: float = 0.0,
     ) -> None:
-        _adopt_late_packages()
+        adopt_late_packages(TrainingAdvisor)
+        swapping_start.check_swap(swap, swap_max_memory_growth)
         check_counts(warmup_steps, capture_steps)
         unknown = [stages] if isinstance(stages, str) else [s for s in stages if s not in STEP_METHODS]
         if unknown:
@@ -168,6 +154,9 @@ class TrainingAdvisor(_Root, *_lightning_bases(import_any=True)):  # type: ignor
         self.open_report = open_report
         self.report_timeout_s = report_timeout_s
         self.allow_repeat = allow_repeat
+        self.swap = swap
+        self.swap_keep = swap_keep
+        self.swap_max_memory_growth = swap_max_memory_growth
         self._settings = tuple(vars(self))
         self._start_afresh()
 
@@ -175,8 +164,11 @@ class TrainingAdvisor(_Root, *_lightning_bases(import_any=True)):  # type: ignor
         window = getattr(self, "_window", None)
         if window is not None:
             window.interrupt()  # a run inside the run that it recorded
+            self._swapping.interrupt()
         self._window: Window | None = None
+        self._swapping: swapping_start.Swaps = swapping_start.Idle()
         self._folder: Path | None = None
+        self._results: Path | None = None
         self._stage: str | None = None
         self._epochs = lightning_ahead.EpochLengths()
 
@@ -185,7 +177,7 @@ class TrainingAdvisor(_Root, *_lightning_bases(import_any=True)):  # type: ignor
         return {name: getattr(self, name) for name in (*self._settings, "_settings")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        _adopt_late_packages()
+        adopt_late_packages(TrainingAdvisor)
         self.__dict__.update(state)
         self._start_afresh()
 
@@ -199,15 +191,21 @@ class TrainingAdvisor(_Root, *_lightning_bases(import_any=True)):  # type: ignor
         """The report page, once it is written; on the first recorded rank only."""
         return None if self._window is None else self._window.report_path
 
+    def restore(self) -> None:
+        """Put back whatever was swapped, now; on several ranks call it on each, at the same batch."""
+        self._swapping.restore()
+
     # The names and arguments of the hooks below are Lightning's.
 
     @_guarded
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Find the folder, on every rank since the log directory is broadcast, and see whether to record."""
         self._start_afresh()
+        if stage not in self.stages and (stage != "fit" or self.swap is None):
+            return
+        folder = self._results = lightning_context.results_folder(trainer, self.dirpath)
         if stage not in self.stages:
             return
-        folder = lightning_context.results_folder(trainer, self.dirpath)
         if trainer.fast_dev_run:
             if trainer.is_global_zero:
                 notify.info("nothing is recorded under fast_dev_run")
@@ -222,11 +220,13 @@ class TrainingAdvisor(_Root, *_lightning_bases(import_any=True)):  # type: ignor
     @_guarded
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         self._begin(trainer, pl_module, "fit")
+        self._begin_swap(trainer, pl_module)
 
     @_guarded
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
         if trainer.sanity_checking:
             return
+        self._swapping.cut()
         if self._stage == "fit":
             self._interruption(started=True)
         else:
@@ -236,6 +236,7 @@ class TrainingAdvisor(_Root, *_lightning_bases(import_any=True)):  # type: ignor
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
         if trainer.sanity_checking:
             return
+        self._swapping.cut()
         if self._stage == "fit":
             self._interruption(started=False)
         else:
@@ -243,6 +244,7 @@ class TrainingAdvisor(_Root, *_lightning_bases(import_any=True)):  # type: ignor
 
     @_guarded
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+        self._swapping.epoch_start()
         if self._busy("fit"):
             self._epochs.start()
             self._window.cut()  # type: ignore[union-attr]
@@ -253,12 +255,15 @@ class TrainingAdvisor(_Root, *_lightning_bases(import_any=True)):  # type: ignor
 
     @_guarded
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        self._swapping.batch_start()
         self._note("fit", batch)
 
     @_guarded
     def on_train_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
+        # First, and it raises nothing: ranks may meet here, whatever befalls the recording on one of them.
+        self._swapping.batch_end(batch_idx)
         if self._busy("fit"):
             self._epochs.count()
             ahead = lightning_ahead.of_fit(trainer, batch_idx, self._epochs)
@@ -285,15 +290,25 @@ class TrainingAdvisor(_Root, *_lightning_bases(import_any=True)):  # type: ignor
     @_guarded
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         """The only hook that runs after an exception or Ctrl-C."""
+        self._swapping.interrupt()
         if self._window is not None:
             self._window.interrupt()
+        self._swapping.refresh()
+
+    @_guarded
+    def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+        """A checkpoint of a swapped run is one of an unswapped run."""
+        self._swapping.unswap(checkpoint)
 
     @_guarded
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Finish, and pass the report on while the loggers are still open."""
+        if stage == "fit":
+            self._swapping.close()
         if self._window is None or self._stage != stage:
             return
         self._window.close(self.report_timeout_s)
+        self._swapping.refresh()
         report = self._window.report_path
         if report is not None:
             print(f"training-advisor report: {report}", flush=True)
@@ -340,6 +355,18 @@ class TrainingAdvisor(_Root, *_lightning_bases(import_any=True)):  # type: ignor
         window.add(LightningMarks(trainer, window.phases, stage))
         self._window = window
 
+    def _begin_swap(self, trainer: Any, pl_module: Any) -> None:
+        self._swapping = swapping_start.begin(
+            trainer,
+            pl_module,
+            self.swap,
+            keep=self.swap_keep,
+            max_memory_growth=self.swap_max_memory_growth,
+            window=lambda: self._window,
+            shared=self.ranks != "first",
+            results=self._results or Path("advisor_logs"),
+        )
+
     def _busy(self, stage: str) -> bool:
         return self._window is not None and self._stage == stage and not self._window.done
 
@@ -368,16 +395,3 @@ class TrainingAdvisor(_Root, *_lightning_bases(import_any=True)):  # type: ignor
             return
         with contextlib.suppress(Exception):  # nothing is left to turn to
             self._window.fail(error)
-
-
-def _adopt_late_packages() -> None:
-    """Make `TrainingAdvisor` a Callback of a Lightning package that was imported after this module, too.
-
-    Raises:
-        MissingExtraError: if there is none.
-    """
-    new = tuple(base for base in _lightning_bases(import_any=False) if base not in TrainingAdvisor.__mro__)
-    if new:
-        TrainingAdvisor.__bases__ = (*TrainingAdvisor.__bases__, *new)
-    if TrainingAdvisor.__bases__ == (_Root,):
-        raise MissingExtraError("TrainingAdvisor", "lightning")

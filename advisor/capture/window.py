@@ -149,6 +149,11 @@ class Window:
         return self.state is State.DONE
 
     @property
+    def folder(self) -> Path | None:
+        """Where the files of the recording are; None before it begins."""
+        return self._files.folder if self._files is not None else None
+
+    @property
     def trace_path(self) -> Path | None:
         """This rank's trace, once the worker has written it."""
         return self._files.trace if self._worker and self._files and self._files.trace.exists() else None

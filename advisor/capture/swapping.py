@@ -1,0 +1,315 @@
+"""Swap in a running Trainer: watch a step, try candidates between steps, compare whole steps, keep or undo.
+
+No method raises on a fault of its own: everything is put back, there is one warning, and training goes on.
+What the ranks do together they do at the same batch, whatever has gone wrong on one of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from advisor.capture import lightning_ahead, notify, swapping_told
+from advisor.capture import swapping_limits as limits
+from advisor.capture.swapping_engine import Engine
+from advisor.capture.swapping_ranks import Order, Ranks
+from advisor.capture.swapping_steps import Comparison, cycles_per_block, objection
+from advisor.capture.swapping_told import counted
+from advisor.report.model import Swaps, SwapSite, SwapSteps
+from advisor.report.swaps import refresh, swap_sites, write_swaps
+
+#: Batches between the points at which several ranks ask rank 0 whether to begin.
+MEETING = 64
+
+_T = TypeVar("_T")
+
+
+class State(enum.Enum):
+    """What swap is doing."""
+
+    WAITING = "waiting for a steady loop"
+    READY = "ready to watch a step"
+    WATCHING = "watching a step"
+    COMPARING = "comparing whole steps"
+    DONE = "done"
+
+
+class Swapping:
+    """One run's swaps.
+
+    Args:
+        trainer: of either Lightning package; fitting.
+        module: its LightningModule.
+        engine: finds, proves and applies.
+        asked: kinds.
+        keep: leave what was kept in the model after the run.
+        max_memory_growth: share by which whole steps' peak memory may grow.
+        is_steady: whether the loop is steady and nothing is being recorded.
+        folder: where to leave what was done.
+        unable: why nothing can be swapped on this rank; empty if something might.
+    """
+
+    def __init__(
+        self,
+        trainer: Any,
+        module: Any,
+        engine: Engine,
+        *,
+        asked: Sequence[str],
+        keep: bool,
+        max_memory_growth: float,
+        is_steady: Callable[[int], bool],
+        folder: Callable[[], Path],
+        unable: str = "",
+    ) -> None:
+        self._trainer = trainer
+        self._engine = engine
+        self._asked = list(asked)
+        self._keep = keep
+        self._max_memory_growth = max_memory_growth
+        self._is_steady = is_steady
+        self._folder = folder
+        self._ranks = Ranks(trainer.strategy, trainer.global_rank, trainer.world_size)
+        self._device_type = str(module.device.type)
+        self._cycle = max(1, int(trainer.accumulate_grad_batches))
+        self._epochs = lightning_ahead.EpochLengths()
+        self._ways = limits.ways_of(trainer.optimizers)
+
+        self.state = State.WAITING
+        self._seen = 0
+        self._cycles = 0
+        self._until = 0
+        self._fault = unable
+        self._sites: list[SwapSite] = []
+        self._in_force = False
+        self._comparison: Comparison | None = None
+        self._steps: SwapSteps | None = None
+        self._pause_s: float | None = None
+        self._told: Swaps | None = None
+        self._written: Path | None = None
+        if unable and self._ranks.alone:
+            self._end(unable)
+
+    def epoch_start(self) -> None:
+        """An epoch begins."""
+        self._epochs.start()
+        self.cut()
+
+    def cut(self) -> None:
+        """Something other than a step happened: it is not timed as one."""
+        if self._comparison is not None:
+            self._try(self._comparison.cut)
+
+    def batch_start(self) -> None:
+        """A batch is about to be trained on."""
+        if self.state is State.READY:
+            self.state = State.WATCHING
+            self._try(self._engine.watch)
+
+    def batch_end(self, batch_idx: int) -> None:
+        """A batch has been trained on."""
+        if self.state is State.DONE:
+            return
+        self._seen += 1
+        self._epochs.count()
+        if self.state is State.WAITING:
+            self._meet(batch_idx)
+        elif self.state is State.WATCHING:
+            self._choose()
+        elif self.state is State.COMPARING:
+            self._compare()
+
+    def unswap(self, checkpoint: dict[str, Any]) -> None:
+        """Keep what swap changed of how optimizers step out of a checkpoint."""
+        states = checkpoint.get("optimizer_states")
+        if self._in_force and isinstance(states, list) and len(states) == len(self._ways):
+            checkpoint["optimizer_states"] = limits.unswapped_optimizers(states, self._ways)
+
+    def restore(self) -> None:
+        """Put everything back now; on several ranks each must be asked."""
+        self._take_back()
+        if self.state is not State.DONE:
+            self._end("taken back on request")
+
+    def close(self) -> None:
+        """The run has ended: put everything back unless it is to stay."""
+        if self.state is State.COMPARING:
+            self._steps = self._try(self._comparison.outcome) if self._comparison else None
+            self._end("the run ended before whole steps were compared")
+        elif self.state is not State.DONE:
+            self._end("the run ended before a steady step could be watched")
+        if not self._keep:
+            self._take_back()
+
+    def interrupt(self) -> None:
+        """The run was left by an exception: everything is put back."""
+        self._take_back()
+        if self.state is not State.DONE:
+            self._end("the run was interrupted")
+
+    def refresh(self) -> None:
+        """The recording and its report may be there by now: bring them up to date."""
+        self._write()
+        if self._written is not None:
+            with self._unharmed():
+                refresh(self._written.parent)
+
+    def _meet(self, batch_idx: int) -> None:
+        """Whether to begin; several ranks ask at the same batches, for only rank 0 may have recorded."""
+        if not self._ranks.alone and self._seen % MEETING:
+            return
+        order = self._hear(lambda: self._beginning(batch_idx))
+        if order.go:
+            self._cycles = order.cycles
+            self.state = State.READY
+        elif not order.wait:
+            self._end(order.why)
+
+    def _beginning(self, batch_idx: int) -> Order:
+        if not self._is_steady(self._seen):
+            return Order(go=False, wait=True)
+        ahead = lightning_ahead.of_fit(self._trainer, batch_idx, self._epochs)
+        left = None
+        if ahead.left_in_epoch is not None and ahead.left_later is not None:
+            left = ahead.left_in_epoch + ahead.left_later - 1  # one to be watched
+        cycles = cycles_per_block(left, self._cycle)
+        if not cycles:
+            return Order(go=False, why=f"the {left} batches that are left are too few to compare whole steps")
+        return Order(go=True, cycles=cycles)
+
+    def _choose(self) -> None:
+        """The watched step has ended: try, on rank 0, and change, on all."""
+        start_s = time.monotonic()
+        found = self._try(self._engine.sites) or []
+        order = self._hear(lambda: self._decision(found))
+        if order.go and not self._fault:
+            self._in_force = True  # from the first change on
+            self._try(lambda: self._change(order))
+        self._try(self._engine.release)
+        self._pause_s = time.monotonic() - start_s
+        if not order.go:
+            self._end(order.why)
+        elif self._all_well():
+            self._comparison = Comparison(self._engine.toggle, self._device_type, self._cycle, self._cycles)
+            self._until = self._seen + self._comparison.batches
+            self.state = State.COMPARING
+            self._compare()
+
+    def _decision(self, found: list[Any]) -> Order:
+        if not found:
+            return Order(go=False, why="the step has nothing that a faster kernel is known for")
+        count = counted(len(found))
+        self._say(f"trying {count} between two steps (at most 10 s)")
+        self._sites = swap_sites(self._engine.decide(swapping_told.progress))
+        swapping_told.progress_over()
+        better = sum(site.chosen is not None for site in self._sites)
+        if not better:
+            return Order(go=False, why=f"none of {count} has a candidate that is right and faster")
+        self._say(f"{better} of {count} can be faster; comparing whole steps")
+        return Order(go=True, choices=self._engine.choices())
+
+    def _change(self, order: Order) -> None:
+        if not self._ranks.first:
+            self._engine.follow(order.choices)
+        self._engine.apply()
+
+    def _compare(self) -> None:
+        assert self._comparison is not None
+        if not self._fault:
+            self._try(self._comparison.step)
+        if self._fault and self._ranks.alone:
+            self._all_well()
+        elif self._seen >= self._until:  # a rank at fault gets here too: the others wait for it
+            self._judge(self._comparison)
+
+    def _judge(self, comparison: Comparison) -> None:
+        self._steps = self._try(comparison.outcome)
+        order = self._hear(self._verdict)
+        if order.go and not self._fault:
+            self._try(lambda: self._engine.toggle(True))
+        if self._all_well():
+            self._end(order.why, kept=order.go)
+
+    def _verdict(self) -> Order:
+        if self._steps is None:
+            return Order(go=False, why="whole steps could not be compared")
+        why = objection(self._steps, self._max_memory_growth)
+        return Order(go=not why, why=why)
+
+    def _hear(self, make: Callable[[], Order]) -> Order:
+        """Rank 0's order on each rank; a fault on rank 0 is an order to stop, for the others wait for one."""
+        made = self._try(make) if self._ranks.first and not self._fault else None
+        order = made or Order(go=False, why=self._fault)
+        return self._try(lambda: self._ranks.hear(order)) or Order(go=False, why=self._fault)
+
+    def _all_well(self) -> bool:
+        """Whether no rank is at fault; else swap ends, on all of them."""
+        if self._try(lambda: self._ranks.all_agree(not self._fault)):
+            return True
+        self._end(self._fault or "another rank could not follow")
+        return False
+
+    def _try(self, action: Callable[[], _T]) -> _T | None:
+        """Do it; on a fault note it, put everything back, and go on."""
+        try:
+            return action()
+        except Exception as error:  # noqa: BLE001  training must go on whatever happens here
+            self._take_back()
+            if not self._fault:
+                self._fault = f"{type(error).__name__}: {error}"
+                notify.warn(f"swap is off, training goes on as before: {self._fault}")
+            return None
+
+    def _take_back(self) -> None:
+        try:
+            self._engine.restore()
+            self._engine.release()
+        except Exception as error:  # noqa: BLE001
+            notify.warn(f"swap could not put everything back: {type(error).__name__}: {error}")
+        self._in_force = False
+
+    def _end(self, why: str, *, kept: bool = False) -> None:
+        """Nothing more is decided: say what came of it, and leave it for the report."""
+        self.state = State.DONE
+        self._comparison = None
+        if not kept:
+            self._take_back()
+        self._told = swapping_told.told(
+            self._asked,
+            self._sites,
+            self._steps,
+            kept=kept,
+            why=why,
+            pause_s=self._pause_s,
+            remarks=self._engine.remarks,
+        )
+        self._say(self._told.verdict)
+        self._write()
+
+    def _write(self) -> None:
+        """Leave it beside the recording, which may begin after swap has ended."""
+        if not self._ranks.first or self._told is None:
+            return
+        with self._unharmed():
+            folder, before = self._folder(), self._written
+            if before is not None and before.parent == folder:
+                return
+            folder.mkdir(parents=True, exist_ok=True)
+            self._written = write_swaps(self._told, folder)
+            if before is not None:
+                before.unlink(missing_ok=True)
+
+    def _say(self, line: str) -> None:
+        if self._ranks.first:
+            notify.info(f"swap: {line}")
+
+    @contextlib.contextmanager
+    def _unharmed(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001
+            notify.info(f"swap: what was done could not be written down: {type(error).__name__}: {error}")

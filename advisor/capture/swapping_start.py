@@ -1,0 +1,162 @@
+"""Whether swap has anything to do in a run, and what does it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from advisor.capture import notify
+from advisor.errors import UsageError
+
+if TYPE_CHECKING:
+    from advisor.capture.window import Window
+
+
+#: Batches before swap begins where no recorded window says that the loop is steady; where others may record.
+WARMUP = 20
+SHARED_WARMUP = 256
+
+
+class Swaps(Protocol):
+    """What the callback tells of the run; `Idle` and `advisor.capture.swapping.Swapping` listen."""
+
+    def epoch_start(self) -> None:
+        """An epoch begins."""
+
+    def cut(self) -> None:
+        """Something other than a step happened: it is not timed as one."""
+
+    def batch_start(self) -> None:
+        """A batch is about to be trained on."""
+
+    def batch_end(self, batch_idx: int) -> None:
+        """A batch has been trained on."""
+
+    def unswap(self, checkpoint: dict[str, Any]) -> None:
+        """A checkpoint is being saved."""
+
+    def restore(self) -> None:
+        """Everything is to be put back now."""
+
+    def close(self) -> None:
+        """The run has ended."""
+
+    def interrupt(self) -> None:
+        """The run was left by an exception."""
+
+    def refresh(self) -> None:
+        """The report may be there by now."""
+
+
+class Idle:
+    """Swap where it was not asked for, or has nothing to do."""
+
+    def epoch_start(self) -> None:
+        """Nothing."""
+
+    def cut(self) -> None:
+        """Nothing."""
+
+    def batch_start(self) -> None:
+        """Nothing."""
+
+    def batch_end(self, batch_idx: int) -> None:
+        """Nothing."""
+
+    def unswap(self, checkpoint: dict[str, Any]) -> None:
+        """Nothing."""
+
+    def restore(self) -> None:
+        """Nothing."""
+
+    def close(self) -> None:
+        """Nothing."""
+
+    def interrupt(self) -> None:
+        """Nothing."""
+
+    def refresh(self) -> None:
+        """Nothing."""
+
+
+def check_swap(swap: Any, max_memory_growth: Any) -> None:
+    """See that the options make sense; loads `advisor.swap` only where it is asked for.
+
+    Raises:
+        UsageError: if not.
+    """
+    if isinstance(max_memory_growth, bool) or not isinstance(max_memory_growth, (int, float)):
+        raise UsageError(f"swap_max_memory_growth={max_memory_growth!r}: give a fraction from 0, such as 0.1")
+    if not 0 <= max_memory_growth < float("inf"):
+        raise UsageError(f"swap_max_memory_growth={max_memory_growth!r}: give a fraction from 0, such as 0.1")
+    if swap is None:
+        return
+    if not isinstance(swap, (str, list, tuple)) or not all(isinstance(kind, str) for kind in swap):
+        raise UsageError(f"swap={swap!r}: give None, 'auto' or a list of kinds")
+    from advisor.swap.kinds.registry import chosen_kinds
+
+    chosen_kinds(swap)
+
+
+def begin(
+    trainer: Any,
+    module: Any,
+    swap: str | Sequence[str] | None,
+    *,
+    keep: bool,
+    max_memory_growth: float,
+    window: Callable[[], Window | None],
+    shared: bool,
+    results: Path,
+) -> Swaps:
+    """What swaps in this run; says in one line if nothing can be swapped.
+
+    Args:
+        trainer: of either Lightning package; about to fit.
+        module: its LightningModule.
+        swap: kinds, ``"auto"``, or None.
+        keep: leave what was kept in the model after the run.
+        max_memory_growth: share by which whole steps' peak memory may grow.
+        window: the one that records on this rank; None where none does.
+        shared: whether other ranks may record, which this one cannot see.
+        results: where to leave what was done where nothing is recorded.
+    """
+    if swap is None:
+        return Idle()
+    if trainer.fast_dev_run:
+        _say(trainer, "nothing is swapped under fast_dev_run")
+        return Idle()
+    from advisor.capture.swapping import Swapping
+    from advisor.capture.swapping_engine import Engine
+    from advisor.capture.swapping_limits import why_not
+    from advisor.swap.kinds.registry import chosen_kinds
+
+    def is_steady(batches: int) -> bool:
+        recording = window()
+        if recording is not None:
+            return recording.done
+        return batches >= (SHARED_WARMUP if shared else WARMUP)
+
+    def folder() -> Path:
+        recording = window()
+        return (recording.folder if recording is not None else None) or results
+
+    kinds = chosen_kinds(swap)
+    engine = Engine(module, trainer.optimizers, kinds, allow_memory=max_memory_growth > 0)
+    return Swapping(
+        trainer,
+        module,
+        engine,
+        asked=kinds,
+        keep=keep,
+        max_memory_growth=max_memory_growth,
+        is_steady=is_steady,
+        folder=folder,
+        unable=why_not(trainer, module) or engine.unable(),
+    )
+
+
+def _say(trainer: Any, line: str) -> None:
+    if trainer.is_global_zero:
+        notify.info(f"swap: {line}")

@@ -1,0 +1,85 @@
+"""What a run tells of its swaps: one line on the terminal, and the report's part."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Sequence
+
+from msgspec.structs import replace
+
+from advisor.report import format as fmt
+from advisor.report.model import Swaps, SwapSite, SwapSteps
+
+
+def told(
+    asked: Sequence[str],
+    sites: Sequence[SwapSite],
+    steps: SwapSteps | None,
+    *,
+    kept: bool,
+    why: str,
+    pause_s: float | None,
+    remarks: Sequence[str],
+) -> Swaps:
+    """The report's part on swaps.
+
+    Args:
+        asked: kinds.
+        sites: as they were decided, each by itself.
+        steps: whole steps without and with; None where they were not compared.
+        kept: whether what was chosen stays in force.
+        why: where it does not, why.
+        pause_s: for how long training was held.
+        remarks: what else there is to say.
+    """
+    step_ms = steps.eager_p50_ms if steps else None
+    verdict = why if why.startswith("nothing ") else f"nothing was swapped: {why}"
+    if kept:
+        verdict = f"{sum(site.chosen is not None for site in sites)} of {counted(len(sites))} swapped"
+        if steps is not None:
+            verdict += (
+                f": a step takes {fmt.duration(steps.swapped_p50_ms)} instead of {fmt.duration(step_ms)}"
+            )
+    return Swaps(
+        asked=list(asked),
+        verdict=verdict,
+        kept=kept,
+        sites=[_share(site if kept else _unkept(site, why), step_ms) for site in sites],
+        steps=steps,
+        pause_s=pause_s,
+        remarks=list(remarks),
+    )
+
+
+def _unkept(site: SwapSite, why: str) -> SwapSite:
+    """A site whose candidate won by itself and lost the step."""
+    if site.chosen is None:
+        return site
+    reason = f"{site.chosen} is {site.reason} by itself, not kept: {why}"
+    return replace(site, chosen=None, swapped_ms_per_step=None, permanent="", reason=reason)
+
+
+def _share(site: SwapSite, step_ms: float | None) -> SwapSite:
+    known = site.eager_ms_per_step is not None and step_ms
+    return replace(site, step_fraction=site.eager_ms_per_step / step_ms if known else None)  # type: ignore[operator]
+
+
+def counted(count: int) -> str:
+    """``1 site``, ``7 sites``."""
+    return f"{count} site{'' if count == 1 else 's'}"
+
+
+def progress(done: int, count: int, what: str) -> None:
+    """One line that writes over itself, on a terminal only."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        if sys.stderr.isatty():
+            line = fmt.shorten(fmt.one_line(f"advisor: swap: {done + 1} of {count}: {what}"), 78)
+            print(f"\r\x1b[K{line}", end="", file=sys.stderr, flush=True)
+
+
+def progress_over() -> None:
+    """Clear the line of `progress`."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        if sys.stderr.isatty():
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)

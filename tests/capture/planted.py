@@ -1,0 +1,84 @@
+"""A model with a slow layer, and candidates for it that are planted: right and fast, wrong, raising, slow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from advisor.capture.swapping_engine import ALLOW_CPU
+from advisor.swap.kinds import registry
+from advisor.swap.site import Candidate
+
+from .tiny import make_model
+
+#: Additions of nought, each a pass over memory: what a planted candidate saves.
+WASTE = 150
+WIDTH = 256
+
+
+class SlowScale(nn.Module):
+    """``x * weight``, the long way round."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = x * self.weight
+        for _ in range(WASTE):
+            y = y + 0.0
+        return y
+
+
+def scale(module: Any, x: torch.Tensor) -> torch.Tensor:
+    return x * module.weight
+
+
+def fast(name: str = "planted.fast", call: Callable[..., Any] = scale, **fields: Any) -> Candidate:
+    return Candidate(name, call, "bundled", "from planted import Scale\nself.scale = Scale(width)", **fields)
+
+
+def wrong(module: Any, x: torch.Tensor) -> torch.Tensor:
+    return x * module.weight * 1.01
+
+
+def nan(module: Any, x: torch.Tensor) -> torch.Tensor:
+    return x * module.weight * float("nan")
+
+
+def raising(module: Any, x: torch.Tensor) -> torch.Tensor:
+    raise RuntimeError("planted fault")
+
+
+def out_of_memory(module: Any, x: torch.Tensor) -> torch.Tensor:
+    raise torch.OutOfMemoryError("planted")
+
+
+def slow(module: Any, x: torch.Tensor) -> torch.Tensor:
+    return SlowScale.forward(module, SlowScale.forward(module, x) - x * module.weight + x)
+
+
+def plant(monkeypatch: Any, *candidates: Candidate) -> None:
+    """Offer these for each `SlowScale`, and nothing for anything else; on the CPU."""
+    made = registry.ModuleKind(
+        "norm",
+        lambda module: isinstance(module, SlowScale),
+        lambda _module, _example: registry.Offer(list(candidates)),
+    )
+    registry.module_kinds(())  # the bundled ones register themselves once
+    monkeypatch.setattr(registry, "_REGISTERED", {"planted": made})
+    monkeypatch.setenv(ALLOW_CPU, "1")
+
+
+def slow_model(light: Any, **methods: Any) -> Any:
+    """The tiny model with two slow layers."""
+    model = make_model(light, **methods)
+    torch.manual_seed(11)
+    model.net = nn.Sequential(
+        nn.Linear(8, WIDTH), SlowScale(WIDTH), nn.Dropout(0.2), nn.ReLU(), SlowScale(WIDTH), nn.Linear(WIDTH, 2)
+    )
+    torch.manual_seed(12)
+    return model
