@@ -1,0 +1,383 @@
+"""The Dynamo backend: it reads the step's graphs, finds sites in them, and runs them with what was decided.
+
+A graph is traced once. Whether it then runs as it is, collects examples, or runs with replacements is
+looked up at each call, so that deciding costs no second tracing. The graph runs as PyTorch calls, one by
+one, and its backward is autograd's; or it is handed on to another backend (``"inductor"``), which then sees
+the replacements.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch.fx import GraphModule, Node
+
+from advisor.swap.site import Candidate, Example, Outcome, Site
+from advisor.swap.tensors import size_bytes
+
+from . import checkpointing
+from .collect import Collector
+from .constants import Proof
+from .edit import copy_of, original_of, replaced
+from .facts import Facts, Refusal
+from .match import Found, find
+from .ops import forget
+from .sites import Key, key_of, site_of
+
+log = logging.getLogger(__name__)
+
+#: Graphs with fewer operations are what ``self.log`` and the like leave; nothing is looked for in them.
+_SMALL = 3
+#: What examples may take of memory altogether.
+MEMORY_BYTES = 4 << 30
+
+
+@dataclass(eq=False)
+class _Level:
+    """The sites of one graph: the step's, or a checkpointed part's (`name`, within the step's)."""
+
+    gm: GraphModule
+    found: list[Found]
+    keys: list[Key]
+    proofs: dict[Found, list[Proof]]
+    originals: Mapping[str, Callable[..., Any]]
+    name: str = ""
+
+
+@dataclass
+class _Gathered:
+    """What is known of the sites with one key."""
+
+    found: Found
+    original: Callable[..., Any]
+    places: list[str] = field(default_factory=list)
+    example: Example | None = None
+    calls: int = 0
+
+
+class Rewriter:
+    """A backend for `torch.compile`, and what was decided about the sites in what it is given.
+
+    Args:
+        inner: the backend that graphs are handed on to; None runs them as they are. memory_bytes: that the
+        copies of sites' inputs may take. max_recompiles: traces of one piece of code, because shapes or
+        flags changed, after which `failure` is set.
+    """
+
+    def __init__(
+        self,
+        *,
+        inner: str | Callable[..., Any] | None = None,
+        memory_bytes: int = MEMORY_BYTES,
+        max_recompiles: int = 8,
+    ) -> None:
+        self.inner = inner
+        self.memory_bytes = memory_bytes
+        self.max_recompiles = max_recompiles
+        #: Why the step is better left alone, in one line; empty where it is not.
+        self.failure = ""
+        self.refusals: list[Refusal] = []
+        self.graphs: list[Traced] = []
+        self.collecting = False
+        #: Steps that ran while collecting.
+        self.steps = 0
+        #: Calls of graphs so far.
+        self.calls = 0
+        self._gathered: dict[str, _Gathered] = {}
+        self._sites: dict[Site, Key] = {}
+        self._decided: dict[str, Candidate | None] = {}
+        self._loose: dict[str, Candidate | None] = {}
+        self.version = 0
+
+    def __call__(self, gm: GraphModule, inputs: Sequence[Any], **_: Any) -> Callable[..., Any]:
+        """Take a graph from Dynamo; gives what runs in its place."""
+        operations = sum(n.op in ("call_function", "call_method") for n in gm.graph.nodes)
+        if operations < _SMALL and not any(checkpointing.bodies(gm)):
+            return gm.forward
+        if self._recompiles() > self.max_recompiles:
+            self.failure = (
+                f"traced {self.max_recompiles} times over: the step's shapes or flags keep changing"
+            )
+        compiled_only = checkpointing.needs_compiler(gm)
+        if compiled_only and self.inner is None:
+            self.failure = f"the step uses {compiled_only}, which is slow unless compiled"
+        traced = Traced(self, gm, inputs)
+        self.graphs.append(traced)
+        return traced
+
+    def sites(self) -> list[Site]:
+        """The sites collected so far that nothing has been decided about, each with an example.
+
+        A match within a larger one waits until the larger one has been refused.
+        """
+        waiting = {key.exact: (key, found) for graph in self.graphs for key, found in graph.pending()}
+        out = []
+        for name, (key, found) in waiting.items():
+            known = self._gathered.get(name)
+            if known is None or known.example is None:
+                continue
+            calls = round(known.calls / max(self.steps, 1))
+            site = site_of(found, known.original, known.example, known.places, calls)
+            self._sites[site] = key
+            out.append(site)
+        return out
+
+    def decide(self, outcomes: Iterable[Outcome]) -> int:
+        """Take over what was decided about sites of `sites`; others are passed over.
+
+        Returns:
+            How many places of the graphs at hand are now replaced.
+        """
+        return self.decide_by_key((self._sites[o.site], o.chosen) for o in outcomes if o.site in self._sites)
+
+    def decide_by_key(self, decisions: Iterable[tuple[Key, Candidate | None]]) -> int:
+        """The same by key; what other processes, or a former run, decided."""
+        for key, candidate in decisions:
+            self._decided[key.exact] = candidate
+            if key.loose in self._loose and _name(self._loose[key.loose]) != _name(candidate):
+                candidate = None
+            self._loose[key.loose] = candidate
+            self._gathered.pop(key.exact, None)
+        self.version += 1
+        return self.active()
+
+    def undecide(self, site: Site) -> None:
+        """Leave a site alone from now on, whatever was decided."""
+        key = self._sites[site]
+        self.decide_by_key([(key, None)])
+
+    def active(self) -> int:
+        """How many places are replaced."""
+        return sum(len(graph.chosen()) for graph in self.graphs)
+
+    def key(self, site: Site) -> str:
+        """What the site is known by in every process."""
+        return self._sites[site].exact
+
+    def decision(self, found: Found, key: Key) -> Candidate | None:
+        """What stands in for a match; None for nothing."""
+        if key.exact in self._decided:
+            return _counterpart(found, self._decided[key.exact])
+        return _serving(found, self._loose.get(key.loose))
+
+    def decided(self, key: Key) -> bool:
+        """Whether a match of this key has been decided upon, if at another size."""
+        return key.exact in self._decided or key.loose in self._loose
+
+    def gather(self, level: _Level, at: str) -> Callable[[Found, Example], None]:
+        """What takes examples of the sites of a graph."""
+
+        def keep(found: Found, example: Example) -> None:
+            known = self._gathered.get(level.keys[level.found.index(found)].exact)
+            if known is not None and known.example is None:
+                known.example = example
+
+        return keep
+
+    def note_call(self, level: _Level, found: Found, key: Key) -> bool:
+        """Count a call of a site; whether an example of it is wanted still."""
+        known = self._gathered.get(key.exact)
+        if known is None:
+            known = self._gathered[key.exact] = _Gathered(found, level.originals[key.exact])
+        if found.where not in known.places:
+            known.places.append(found.where)
+        known.calls += 1
+        return known.example is None
+
+    def is_full(self, more: int) -> bool:
+        """Whether so many bytes more would be too many."""
+        kept = [g.example.args for g in self._gathered.values() if g.example is not None]
+        return size_bytes(kept) + more > self.memory_bytes
+
+    def forget_examples(self) -> None:
+        """Let go of the copies; sites that were handed out keep theirs."""
+        self._gathered.clear()
+        self.steps = 0
+
+    def _recompiles(self) -> int:
+        from torch._guards import CompileContext
+
+        compile_id = CompileContext.current_compile_id()
+        return getattr(compile_id, "frame_compile_id", 0) or 0
+
+
+class Traced:
+    """One graph of the step, in place of which Dynamo calls it.
+
+    Args:
+        rewriter: whose decisions hold.
+        gm: the graph.
+        inputs: of the call that it was traced for.
+    """
+
+    def __init__(self, rewriter: Rewriter, gm: GraphModule, inputs: Sequence[Any]) -> None:
+        self._rewriter = rewriter
+        self._gm = gm
+        self.levels = self._read(inputs)
+        self._plain = checkpointing.run_eagerly(copy_of(gm)[0]) if rewriter.inner is None else None
+        self._version = -1
+        self._rewritten: Callable[..., Any] | None = None
+        self._proofs: list[Proof] = []
+        self._compiled = self._hand_on(inputs) if rewriter.inner is not None else None
+
+    def __call__(self, *args: Any) -> Any:
+        """Run the graph: collecting, rewritten, or as it is."""
+        rewriter = self._rewriter
+        rewriter.calls += 1
+        if rewriter.collecting:
+            return self._collect(args)
+        if self._compiled is not None:
+            return self._compiled(*args)
+        if self._version != rewriter.version:
+            self._rewrite()
+        if self._rewritten is not None and all(p.stands(args) for p in self._proofs):
+            return self._rewritten(*args)
+        assert self._plain is not None
+        return self._plain(*args)
+
+    def pending(self) -> list[tuple[Key, Found]]:
+        """Matches that nothing has been decided about and that no larger one covers."""
+        out = []
+        for level in self.levels:
+            taken: list[Found] = []
+            for found, key in zip(level.found, level.keys, strict=True):
+                if any(found.overlaps(other) for other in taken):
+                    continue
+                if not self._rewriter.decided(key):
+                    out.append((key, found))
+                    taken.append(found)
+                elif self._rewriter.decision(found, key) is not None:
+                    taken.append(found)
+        return out
+
+    def chosen(self) -> list[tuple[_Level, Found, Candidate]]:
+        """Matches to be replaced, none of which overlap."""
+        out: list[tuple[_Level, Found, Candidate]] = []
+        for level in self.levels:
+            taken: list[Found] = []
+            for found, key in zip(level.found, level.keys, strict=True):
+                candidate = self._rewriter.decision(found, key)
+                if candidate is not None and not any(found.overlaps(other) for other in taken):
+                    taken.append(found)
+                    out.append((level, found, candidate))
+        return out
+
+    def _read(self, inputs: Sequence[Any]) -> list[_Level]:
+        levels = []
+        indices = {n: i for i, n in enumerate(n for n in self._gm.graph.nodes if n.op == "placeholder")}
+        try:
+            levels.append(self._level(self._gm, inputs, indices, inputs))
+            for node, fetch, body in checkpointing.bodies(self._gm):
+                outer = [a for a in node.args[1:] if isinstance(a, Node)]
+                inner = [n for n in body.graph.nodes if n.op == "placeholder"]
+                if len(inner) != len(outer):
+                    continue
+                where_from = {}
+                for mine, theirs in zip(inner, outer, strict=True):
+                    if theirs in indices:
+                        where_from[mine] = indices[theirs]
+                        mine._dynamo_source = getattr(theirs, "_dynamo_source", None)  # type: ignore[attr-defined]
+                given = [inputs[where_from[n]] if n in where_from else None for n in inner]
+                levels.append(self._level(body, given, where_from, inputs, str(fetch.target)))
+        except Exception as error:
+            log.debug("a graph of the step could not be read", exc_info=True)
+            self._rewriter.failure = f"a graph of the step could not be read: {type(error).__name__}: {error}"
+            return []
+        return levels
+
+    def _level(
+        self,
+        gm: GraphModule,
+        given: Sequence[Any],
+        indices: Mapping[Node, int],
+        inputs: Sequence[Any],
+        name: str = "",
+    ) -> _Level:
+        facts = Facts(gm, given)
+        found = find(facts)
+        keys = [key_of(f, facts) for f in found]
+        proofs = {
+            f: [Proof.about(indices[n], inputs[indices[n]]) for n in f.match.proofs if n in indices]
+            for f in found
+        }
+        sound = [i for i, f in enumerate(found) if len(proofs[f]) == len(f.match.proofs)]
+        originals = {keys[i].exact: original_of(found[i], facts.order) for i in sound}
+        self._rewriter.refusals += [r for r in facts.refusals if r not in self._rewriter.refusals]
+        forget(gm.graph.nodes)
+        return _Level(gm, [found[i] for i in sound], [keys[i] for i in sound], proofs, originals, name)
+
+    def _collect(self, args: tuple[Any, ...]) -> Any:
+        rewriter = self._rewriter
+        waiting = {found for _, found in self.pending()}
+        wanted: dict[str, list[Found]] = {}
+        for level in self.levels:
+            for found, key in zip(level.found, level.keys, strict=True):
+                if found in waiting and rewriter.note_call(level, found, key):
+                    wanted.setdefault(level.name, []).append(found)
+        by_found = {f: level for level in self.levels for f in level.found}
+
+        def keep(found: Found, example: Example) -> None:
+            rewriter.gather(by_found[found], "")(found, example)
+
+        inner = {level.name: wanted.get(level.name, []) for level in self.levels if level.name}
+        return Collector(self._gm, wanted.get("", []), keep, rewriter.is_full, inner).run(*args)
+
+    def _rewrite(self) -> None:
+        self._version = self._rewriter.version
+        self._rewritten, self._proofs = None, []
+        chosen = self.chosen()
+        if chosen:
+            self._rewritten = checkpointing.run_eagerly(self._edited(chosen))
+
+    def _edited(self, chosen: Sequence[tuple[_Level, Found, Candidate]]) -> GraphModule:
+        made = replaced(self._gm, [(f, c.call) for level, f, c in chosen if not level.name])
+        for level in self.levels:
+            mine = [(f, c.call) for other, f, c in chosen if other is level]
+            if level.name and mine:
+                setattr(made, level.name, replaced(level.gm, mine))
+        self._proofs = [p for level, f, _ in chosen for p in level.proofs[f]]
+        forget(made.graph.nodes)
+        return made
+
+    def _hand_on(self, inputs: Sequence[Any]) -> Callable[..., Any]:
+        """What the inner backend makes of the graph with all replacements decided so far."""
+        from torch._dynamo import lookup_backend
+
+        inner = self._rewriter.inner
+        compile_it: Any = lookup_backend(inner) if isinstance(inner, str) else inner
+        chosen = self.chosen()
+        # A changed buffer cannot be told within a compiled graph, so what hangs on one is left.
+        chosen = [c for c in chosen if not c[1].match.proofs]
+        return compile_it(self._edited(chosen) if chosen else self._gm, list(inputs))
+
+
+def _proofs(found: Found, indices: Mapping[Node, int], inputs: Sequence[Any]) -> list[Proof]:
+    at = [indices[n] for n in found.match.proofs if n in indices]
+    return [Proof.about(i, inputs[i]) for i in at]
+
+
+def _name(candidate: Candidate | None) -> str:
+    return "" if candidate is None else candidate.name
+
+
+def _counterpart(found: Found, candidate: Candidate | None) -> Candidate | None:
+    """The match's own candidate of that name: settings such as shapes within it are its own."""
+    return next(
+        (c for c in found.match.candidates if candidate is not None and c.name == candidate.name), None
+    )
+
+
+def _serving(found: Found, candidate: Candidate | None) -> Candidate | None:
+    """The same for a match of another size than was decided upon, if the candidate takes that size."""
+    mine = _counterpart(found, candidate)
+    if mine is None:
+        return None
+    values = [n.meta.get("example_value") for n in found.match.inputs]
+    try:
+        reasons = mine.unsupported(Example(tuple(values)))
+    except Exception:  # noqa: BLE001
+        return None
+    return None if reasons else mine

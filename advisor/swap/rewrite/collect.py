@@ -1,0 +1,85 @@
+"""Running a graph once while keeping copies of what its sites are given."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule, Interpreter, Node
+
+from advisor.swap.site import Example
+from advisor.swap.tensors import copied, plain
+
+from . import checkpointing
+from .match import Found
+
+Keep = Callable[[Found, Example], None]
+
+
+class Collector(Interpreter):
+    """Runs a graph node by node and hands on, for each site, the inputs it got.
+
+    Args:
+        gm: the graph.
+        wanted: its sites.
+        keep: told each site's example, once a run.
+        full: whether copies of so many bytes are too much.
+        inner: for each checkpointed part, by its module's name, the sites in it.
+    """
+
+    def __init__(
+        self,
+        gm: GraphModule,
+        wanted: Sequence[Found],
+        keep: Keep,
+        full: Callable[[int], bool],
+        inner: Mapping[str, Sequence[Found]] | None = None,
+    ) -> None:
+        super().__init__(gm)
+        self._keep, self._full, self._inner = keep, full, inner or {}
+        self._ending: dict[Node, list[Found]] = {}
+        self._inputs: set[Node] = set()
+        for found in wanted:
+            order = {n: i for i, n in enumerate(gm.graph.nodes)}
+            first = min(found.match.outputs, key=lambda n: order[n])
+            self._ending.setdefault(first, []).append(found)
+            self._inputs |= {*found.match.inputs, *found.extra}
+        self._copies: dict[Node, Any] = {}
+
+    def run_node(self, n: Node) -> Any:
+        """Run a node; copy its value if a site takes it."""
+        for found in self._ending.get(n, ()):
+            self._hand_on(found)
+        value = super().run_node(n)
+        if n in self._inputs and not isinstance(value, Tensor):
+            self._copies[n] = value
+        elif n in self._inputs and plain(value) and not self._full(value.numel() * value.element_size()):
+            with torch.no_grad():
+                self._copies[n] = copied(value)
+        return value
+
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        """Call a function; a checkpointed part is run likewise, under a real checkpoint."""
+        if (
+            not isinstance(target, torch._ops.HigherOrderOperator)
+            or not args
+            or not isinstance(args[0], GraphModule)
+        ):
+            return super().call_function(target, args, kwargs)
+        name = next((k for k, v in self.module.named_children() if v is args[0]), "")
+        if name not in self._inner:
+            return super().call_function(target, args, kwargs)
+        body = Collector(args[0], self._inner[name], self._keep, self._full)
+        return checkpointing.run(lambda *given: body.run(*given), *args[1:], **kwargs)
+
+    def _hand_on(self, found: Found) -> None:
+        nodes = (*found.match.inputs, *found.extra)
+        if any(n not in self._copies for n in nodes):
+            return
+        args = tuple(self._copies[n] for n in nodes)
+        kind = next((a.device.type for a in args if isinstance(a, Tensor)), "cpu")
+        autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+        example = Example(args, {}, autocast, rng=found.match.random, grad=torch.is_grad_enabled())
+        self._keep(found, example)
