@@ -144,6 +144,7 @@ def _site(path: str, module: nn.Module, kinds: list[ModuleKind], record: Record)
             examples,
             offer.candidates,
             calls_per_step=record.calls,
+            reference=offer.reference,
             places=[module],
         )
     return reason

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -70,6 +71,14 @@ def kept_state(devices: Iterable[torch.device]) -> Iterator[None]:
             stack.callback(numpy.random.set_state, numpy.random.get_state())
         if torch.cuda.is_available() and torch.cuda.is_initialized():
             stack.callback(torch.cuda.set_device, torch.cuda.current_device())
+        yield
+
+
+@contextmanager
+def unwarned() -> Iterator[None]:
+    """Warnings within are neither shown nor made errors: what is tried out may well deserve them."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
         yield
 
 

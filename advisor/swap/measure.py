@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from advisor.swap.clocks import Call, Clock, clock_for
-from advisor.swap.guard import kept_state
+from advisor.swap.guard import kept_state, unwarned
 from advisor.swap.play import as_called, parts, random_gradient, wanted
 from advisor.swap.site import Candidate, Example, Site
 from advisor.swap.tensors import copied, devices_of, remade
@@ -65,8 +65,11 @@ def measure(
         example = next((e for e in site.examples if e.grad), site.examples[0])
         devices = devices_of((example.args, dict(example.kwargs)))
         variants = {ORIGINAL: site.original, **{c.name: c.call for c in chosen}}
-        calls = {name: prepared(call, example) for name, call in variants.items()}
-    with kept_state(devices):
+        given: list[torch.Tensor | None] = []
+        args, kwargs = remade((example.args, dict(example.kwargs)), copied)
+        own = replace(example, args=args, kwargs=kwargs)
+        calls = {name: prepared(call, own, given) for name, call in variants.items()}
+    with kept_state(devices), unwarned():
         return timed(calls, clock or clock_for(devices), budget_s)
 
 
@@ -107,16 +110,19 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
     return ordered[max(low, 0)], ordered[min(high, n - 1)]
 
 
-def prepared(call: Callable[..., Any], example: Example) -> Call:
-    """A call with its backward that can be repeated: inputs are made once, gradients are not accumulated."""
-    args, kwargs = remade((example.args, dict(example.kwargs)), copied)
-    own = Example(args, kwargs, example.autocast, example.rng, example.grad)
-    leaves = list(wanted(own).values())
-    given: list[torch.Tensor | None] = []
+def prepared(call: Callable[..., Any], example: Example, given: list[torch.Tensor | None]) -> Call:
+    """A call with its backward that can be repeated; gradients are not accumulated.
+
+    Args:
+        call: takes the example's arguments.
+        example: of copies, which all variants share.
+        given: what the backward begins with; drawn by the first variant that runs.
+    """
+    leaves = list(wanted(example).values())
 
     def run() -> None:
-        with as_called(own):
-            tensors, _ = parts(call(*args, **kwargs))
+        with as_called(example):
+            tensors, _ = parts(call(*example.args, **example.kwargs))
             if not given:
                 given.extend(random_gradient(t) for t in tensors)
             pairs = [(t, g) for t, g in zip(tensors, given, strict=True) if g is not None]

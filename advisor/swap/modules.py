@@ -6,6 +6,7 @@ pickle of it is one of the original class, so that it can be loaded where this p
 
 from __future__ import annotations
 
+import copyreg
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -87,7 +88,11 @@ def swapped_class(
     def __reduce_ex__(self: nn.Module, protocol: Any) -> Any:
         twin = object.__new__(base)
         twin.__dict__ = self.__dict__
-        return twin.__reduce_ex__(protocol)
+        reduced = twin.__reduce_ex__(protocol)
+        if isinstance(reduced, tuple) and reduced[:2] == (copyreg.__newobj__, (base,)):  # type: ignore[attr-defined]
+            # Pickle takes that only for an object's own class.
+            return (copyreg._reconstructor, (base, object, None), *reduced[2:])  # type: ignore[attr-defined]
+        return reduced
 
     forward.__doc__ = base.forward.__doc__
     body = {

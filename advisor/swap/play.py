@@ -47,7 +47,8 @@ def as_called(example: Example, wide: torch.dtype | None = None) -> Iterator[Non
             on = example.autocast is not None and wide is None
             # Named even where it is off: the loop may hold a region open around us.
             dtype = example.autocast if on else torch.get_autocast_dtype(kind)
-            stack.enter_context(torch.autocast(kind, dtype=dtype, enabled=on))
+            # Without its cache, which would keep copies alive as long as a region of the loop's is open.
+            stack.enter_context(torch.autocast(kind, dtype=dtype, enabled=on, cache_enabled=False))
         if wide is not None:
             stack.enter_context(Widened(wide))
         yield
@@ -97,8 +98,10 @@ def _gradients(
 ) -> tuple[dict[str, Tensor], list[Tensor | None]]:
     leaves = wanted(example)
     used = [random_gradient(t) for t in tensors] if given is None else list(given)
-    if len(used) != len(tensors):
-        return {}, used
+    if [t.shape for t, g in zip(tensors, used, strict=False) if g is not None] != [
+        g.shape for g in used if g is not None
+    ]:
+        return {}, used  # not the original's outputs: whoever compares says so
     pairs = [
         (t, g.to(t.dtype)) for t, g in zip(tensors, used, strict=True) if g is not None and t.requires_grad
     ]

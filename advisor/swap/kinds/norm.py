@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -73,12 +73,13 @@ def norm(module: nn.Module, example: Example) -> Offer | str:
     formula = recognised(module, x)
     if formula is None:
         return "computes neither LayerNorm nor RMSNorm"
-    casting, dtype = rounding(module, formula, x, example)
+    formula, casting, dtype = rounding(module, formula, x, example)
     candidates = [_bundled(formula, casting, dtype)]
     torchs = _torchs(formula, casting, dtype)
     if torchs is not None and type(module).forward not in (nn.LayerNorm.forward, nn.RMSNorm.forward):
         candidates.append(torchs)
-    return Offer(candidates)
+    # An eps that is the dtype's own would be another one in float64.
+    return Offer(candidates, reference=formula.exact)
 
 
 def recognised(module: nn.Module, x: Tensor) -> Formula | None:
@@ -120,26 +121,42 @@ def _formulas(module: nn.Module, shape: tuple[int, ...]) -> Iterator[Formula]:
                 yield Formula(rms, eps, offset, shape, weight, bias)
 
 
-def rounding(module: nn.Module, formula: Formula, x: Tensor, example: Example) -> tuple[str, torch.dtype]:
-    """Where a module rounds (the kernels' ``"fp32"`` or ``"llama"``), and the dtype of its result."""
+def rounding(
+    module: nn.Module, formula: Formula, x: Tensor, example: Example
+) -> tuple[Formula, str, torch.dtype]:
+    """What a module does at the dtypes of a call.
+
+    Returns:
+        The formula with the eps that these dtypes have, where it rounds (the kernels' ``"fp32"`` or
+        ``"llama"``), and the dtype of its result.
+    """
     probe = stand_in(module, torch.randn_like)
-    rows = torch.randn(_ROWS * 16, *formula.shape, dtype=x.dtype, device=x.device)
+    scales = torch.tensor((1.0, 0.03, 3.0, 0.01), device=x.device).view(-1, 1, *[1] * len(formula.shape))
+    rows = (torch.randn(4, 16, *formula.shape, device=x.device) * scales).to(x.dtype)
     with as_called(Example((rows,), autocast=example.autocast, grad=False)):
         result = probe(rows)
-    if not formula.rms or formula.bias or x.dtype == torch.float32:
-        return "fp32", result.dtype
-    weight = None if formula.weight is None else getattr(probe, formula.weight)
-    with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
-        off = {
-            casting: float((wanted.double() - result.double()).abs().mean())
-            for casting in ("fp32", "llama")
-            for wanted in [
-                kernels.rms_norm_reference(
-                    rows, formula.shape, weight, formula.eps, offset=formula.offset, casting=casting
-                )
-            ]
-        }
-    return min(off, key=lambda casting: off[casting]), result.dtype
+    epsilons = [formula.eps]
+    if formula.eps is None:
+        # The input's, or that of the dtype in which torch computes.
+        epsilons = [torch.finfo(x.dtype).eps, torch.finfo(torch.float32).eps]
+    rounds = formula.rms and not formula.bias and x.dtype != torch.float32
+    castings = ("fp32", "llama") if rounds else ("fp32",)
+    tried = [(replace(formula, eps=eps), c) for eps in dict.fromkeys(epsilons) for c in castings]
+    found, casting = min(tried, key=lambda one: _off(probe, one[0], one[1], rows, result))
+    return found, casting, result.dtype
+
+
+def _off(probe: nn.Module, formula: Formula, casting: str, rows: Tensor, result: Tensor) -> float:
+    """How far a module's result is from a formula's, if it rounds there, relative."""
+    with torch.no_grad(), torch.autocast(rows.device.type, enabled=False):
+        if casting == "llama":
+            weight = getattr(probe, formula.weight) if formula.weight else None
+            expected = kernels.rms_norm_reference(
+                rows, formula.shape, weight, formula.eps, offset=formula.offset, casting=casting
+            )
+        else:
+            expected = formula.exact(stand_in(probe, lambda p: p.double()), rows.double()).to(result.dtype)
+        return float((expected.double() - result.double()).abs().mean())
 
 
 def _parameters(formula: Formula, module: nn.Module) -> tuple[Tensor | None, Tensor | None]:

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from advisor.kernels.verify.judge import Wrong, errors
 from advisor.swap.find import Skipped
-from advisor.swap.guard import kept_state
+from advisor.swap.guard import kept_state, unwarned
 from advisor.swap.journal import Change
 from advisor.swap.measure import ORIGINAL
 from advisor.swap.site import Candidate, Outcome, Site, Trial
@@ -217,7 +217,7 @@ def _proven(optimizer: Optimizer, candidate: Candidate) -> Trial:
     """Several steps on copies against float64."""
     trial = Trial(candidate.name)
     devices = {p.device for p in _parameters(optimizer)}
-    with kept_state(devices):
+    with kept_state(devices), unwarned():
         try:
             _prove(optimizer, trial)
         except Wrong as wrong:

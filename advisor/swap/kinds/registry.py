@@ -7,6 +7,7 @@ import pkgutil
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from functools import cache
+from typing import Any
 
 from torch import nn
 
@@ -21,10 +22,12 @@ class Offer:
     Attributes:
         candidates: their `call` takes the module first, then what its `forward` takes.
         what: what the module is, for a reader; its class's name unless given.
+        reference: see `Site`.
     """
 
     candidates: list[Candidate] = field(default_factory=list)
     what: str = ""
+    reference: Callable[..., Any] | None = None
 
 
 #: Of a module (a stand-in) and a call of it: an offer, or why there is none.

@@ -1,0 +1,217 @@
+"""A candidate that is wrong in any way is refused, and named; one that is right is not."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from advisor.swap.site import Candidate, Example, Site
+from advisor.swap.verify import verify
+from tests.swap import planted
+from tests.swap.planted import candidate, random_site, site
+
+
+def refusal(made: Site, **options) -> str:
+    return verify(made, made.candidates[0], **options).refused
+
+
+def test_a_right_candidate_is_accepted_with_its_error_beside_the_originals() -> None:
+    made = site(planted.right)
+    trial = verify(made, made.candidates[0])
+    assert trial.refused == ""
+    assert 0 < trial.error < 1e-6
+    assert 0 < trial.eager_error < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (planted.wrong_value, "output 0: largest error"),
+        (planted.wrong_gradient, "gradient of "),
+        (planted.wrong_weight_gradient, "gradient of weight: largest error"),
+        (planted.not_a_number, "output 0: not finite where eager is"),
+        (planted.raising, "raises RuntimeError: no kernel image"),
+        (planted.out_of_memory, "ran out of memory"),
+        (planted.writes_input, "writes to its input 1"),
+        (planted.writes_weight, "writes to its weight"),
+        (planted.nondeterministic, "two runs differ"),
+        (planted.other_dtype, "output 0: dtype torch.float64"),
+        (planted.other_shape, "output 0: shape (1, 6, 5, 8)"),
+        (planted.transposed, "not contiguous"),
+        (planted.swallows_nan, "a NaN in the input shows in one result"),
+    ],
+)
+def test_a_wrong_candidate_is_refused_with_what_is_wrong(call, words: str) -> None:
+    assert words in refusal(site(call))
+
+
+def test_an_epsilon_that_real_inputs_hide_shows_on_hard_ones() -> None:
+    # GIVEN inputs so large that eps does not count
+    made = site(planted.other_eps)
+    module, x = made.examples[0].args
+    made.examples[0] = Example((module, (x.detach() * 1e3).requires_grad_()))
+    # THEN only the hard values tell
+    assert refusal(made, adversarial=False) == ""
+    assert refusal(made).startswith("with ")
+
+
+def test_a_weight_that_is_left_out_shows_though_it_is_one() -> None:
+    def squares_weight(module: nn.Module, x: Tensor) -> Tensor:
+        # Value and gradient are right for a weight of 1.
+        w = module.weight
+        return planted.right(_with(module, w + (w - 1).square()), x)
+
+    assert refusal(site(squares_weight), adversarial=False) == ""
+    assert "everything drawn anew" in refusal(site(squares_weight))
+
+
+def _with(module: nn.Module, weight: Tensor):
+    class Shown:
+        pass
+
+    shown = Shown()
+    shown.weight, shown.bias, shown.eps = weight, module.bias, module.eps
+    return shown
+
+
+def test_deterministic_mode_takes_only_what_claims_to_be_deterministic() -> None:
+    made = site(candidate(planted.right, deterministic=False))
+    assert refusal(made) == ""
+    assert "deterministic" in refusal(made, deterministic=True)
+
+
+def test_what_does_not_claim_to_be_deterministic_may_differ_between_runs() -> None:
+    assert refusal(site(candidate(planted.nondeterministic, deterministic=False))) == ""
+
+
+def test_a_candidate_that_says_it_cannot_is_not_called() -> None:
+    made = site(Candidate("never", planted.raising, "bundled", unsupported=lambda e: ["rows of odd length"]))
+    assert refusal(made) == "rows of odd length"
+
+
+def test_an_original_that_writes_to_its_input_is_left_alone() -> None:
+    def original(x: Tensor) -> Tensor:
+        return x.mul_(2)
+
+    made = Site("norm", ["x"], "pattern", "x", original, [Example((torch.randn(4),), grad=False)], [])
+    assert verify(made, candidate(lambda x: x * 2, "pure")).refused == "the original writes to its input 0"
+
+
+def test_a_missing_gradient_is_refused() -> None:
+    def detached(module: nn.Module, x: Tensor) -> Tensor:
+        return planted.right(module, x.detach())
+
+    assert refusal(site(candidate(detached))) == "gradient of input 1: one has it, the other has not"
+
+
+def test_a_result_that_is_built_otherwise_is_refused() -> None:
+    assert "built otherwise" in refusal(site(candidate(lambda m, x: (planted.right(m, x), None), "pair")))
+
+
+@pytest.mark.parametrize(
+    "call", [planted.writes_input, planted.writes_weight, planted.leaves_grad_mode_off, planted.raising]
+)
+def test_the_loop_is_after_it_as_before_it(call) -> None:
+    # GIVEN a site on a live module, and the loop's state
+    made = site(call)
+    module = planted.SlowNorm()
+    made.examples[0] = Example((module, made.examples[0].args[1]))
+    kept = made.examples[0].args[1].detach().clone()
+    rng = torch.get_rng_state()
+    # WHEN a candidate that misbehaves is tried
+    verify(made, made.candidates[0])
+    # THEN parameters, gradients, inputs, versions, random numbers and settings are what they were
+    assert torch.equal(module.weight, torch.ones(8))
+    assert module.weight.grad is None
+    assert module.weight._version == 0
+    assert torch.equal(made.examples[0].args[1], kept)
+    assert torch.equal(torch.get_rng_state(), rng)
+    assert torch.is_grad_enabled()
+    assert torch.get_default_dtype() == torch.float32
+
+
+def test_an_interruption_goes_through_and_leaves_the_state_as_it_was() -> None:
+    def interrupted(module: nn.Module, x: Tensor) -> Tensor:
+        torch.manual_seed(5)
+        raise KeyboardInterrupt
+
+    made = site(candidate(interrupted))
+    rng = torch.get_rng_state()
+    with pytest.raises(KeyboardInterrupt):
+        verify(made, made.candidates[0])
+    assert torch.equal(torch.get_rng_state(), rng)
+
+
+def test_inner_casts_of_the_original_do_not_blunt_the_reference() -> None:
+    # GIVEN code that computes in float32 whatever it is given, and a candidate ten times less exact
+    def original(x: Tensor) -> Tensor:
+        return torch.softmax(x.float(), -1, dtype=torch.float32).to(x.dtype)
+
+    def coarse(x: Tensor) -> Tensor:
+        return torch.softmax(x, -1) * (1 + 1e-6)
+
+    x = torch.randn(32, 16, requires_grad=True)
+    made = Site("softmax", ["x"], "pattern", "softmax", original, [Example((x,))], [])
+    trial = verify(made, candidate(coarse))
+    assert "output 0" in trial.refused
+    assert trial.eager_error > 0
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_under_autocast_is_judged_against_float64(dtype: torch.dtype) -> None:
+    linear = nn.Linear(16, 16)
+    example = Example((linear, torch.randn(4, 16, requires_grad=True)), autocast=dtype)
+
+    def exact(module: nn.Module, x: Tensor) -> Tensor:
+        with torch.autocast("cpu", enabled=False):
+            return nn.functional.linear(x, module.weight, module.bias).to(dtype)
+
+    def rough(module: nn.Module, x: Tensor) -> Tensor:
+        y = nn.functional.linear(x, module.weight, module.bias)
+        return (y.float() * (1 + 8 * torch.finfo(dtype).eps)).to(dtype)
+
+    made = Site("gate", ["x"], "module", "Linear", nn.Linear.forward, [example], [])
+    assert verify(made, candidate(exact)).refused == ""
+    assert "output 0" in verify(made, candidate(rough)).refused
+
+
+def test_only_the_original_may_overflow() -> None:
+    # GIVEN float16 that overflows in between, and a candidate that does not
+    x = (torch.randn(8, 16).clamp(-1, 1) * 300).half()
+
+    def original(x: Tensor) -> Tensor:
+        return x * x / 300
+
+    made = Site("norm", ["x"], "pattern", "x", original, [Example((x,), grad=False)], [])
+    wide = candidate(lambda x: (x.float() * x.float() / 300).half(), "wide")
+    assert verify(made, wide, adversarial=False).refused == ""
+
+
+def dropout(x: Tensor) -> Tensor:
+    return x * (torch.rand_like(x) > 0.2) / 0.8
+
+
+def test_dropout_by_other_random_numbers_of_the_same_law_is_accepted() -> None:
+    made = random_site(dropout)
+    rng = torch.get_rng_state()
+    assert refusal(made) == ""
+    assert torch.equal(torch.get_rng_state(), rng)
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda x: x * (torch.rand_like(x) > 0.2), "output 0"),
+        (lambda x: x * (torch.rand_like(x) > 0.3) / 0.7, "variance"),
+        (lambda x: x * 1.0, "variance"),
+        (lambda x: dropout(x.detach()) + 0 * x, "gradient of input 0"),
+        (lambda x: x * (torch.rand(x.shape, generator=_OWN) > 0.2) / 0.8, "same random numbers differ"),
+        (lambda x: dropout(x) * 1.05, "times the original's"),
+        (lambda x: dropout(x).double(), "float64"),
+    ],
+)
+def test_dropout_of_another_law_is_refused(call, words: str) -> None:
+    call.__name__ = "planted"
+    assert words in refusal(random_site(call))
+
+
+_OWN = torch.Generator().manual_seed(0)
