@@ -53,9 +53,12 @@ class ResNet(nn.Module):
         return self.head(self.features(images).mean((2, 3)))
 
 
-def resnet(n: Scale, blocks: Sequence[int] = (3, 4, 6, 3)) -> ResNet:
+def resnet(
+    n: Scale, blocks: Sequence[int] = (3, 4, 6, 3), layout: torch.memory_format = torch.channels_last
+) -> ResNet:
     """ResNet-50 by default."""
-    return ResNet(n(blocks, (1, 1)), n(64, 4))
+    net = ResNet(n(blocks, (1, 1)), n(64, 4))
+    return net.to(memory_format=layout)  # type: ignore[call-overload, no-any-return]
 
 
 class DeepMlp(nn.Module):

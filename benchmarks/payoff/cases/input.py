@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -12,8 +15,8 @@ from benchmarks.payoff.training import Training, sgd
 from benchmarks.payoff.transformer import Shape, causal, language_model
 
 
-def _resnet_loop(n: Scale, batches: object, blocks: tuple[int, ...]) -> Loop:
-    net = resnet(n, blocks).to(memory_format=torch.channels_last)
+def _resnet_loop(n: Scale, batches: Iterable[Any], blocks: tuple[int, ...]) -> Loop:
+    net = resnet(n, blocks)
     return Loop(Training(net, nn.functional.cross_entropy, sgd(momentum=0.9)), batches, "bf16-mixed")
 
 

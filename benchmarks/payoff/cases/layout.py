@@ -20,7 +20,7 @@ from benchmarks.payoff.transformer import Shape, direct, language_model
 )
 def channels_last(fixed: bool, n: Scale) -> Loop:
     layout = torch.channels_last if fixed else torch.contiguous_format
-    net = resnet(n).to(memory_format=layout)
+    net = resnet(n, layout=layout)
     images, labels = image_batch(n(64, 4), n(224, 32))
     batch = (images.contiguous(memory_format=layout), labels)
     module = Training(net, nn.functional.cross_entropy, sgd(momentum=0.9))

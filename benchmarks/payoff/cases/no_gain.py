@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -69,7 +70,7 @@ def channels_last_behind_loader(fixed: bool, n: Scale) -> Loop:
     layout = torch.channels_last if fixed else torch.contiguous_format
     images, labels = image_batch(n(64, 4), n(160, 32))
     batches = slow_storage([(images.contiguous(memory_format=layout), labels)], n, _WAIT_S)
-    net = resnet(n).to(memory_format=layout)
+    net = resnet(n, layout=layout)
     return Loop(Training(net, nn.functional.cross_entropy, sgd(momentum=0.9)), batches, "bf16-mixed")
 
 
@@ -78,10 +79,13 @@ class ReadsLoss(Training):
 
     as_number = True
 
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.losses: deque[Any] = deque(maxlen=64)
+
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
         loss = super().training_step(batch, batch_idx)
         kept = loss.detach().clone()
-        self.losses = getattr(self, "losses", deque(maxlen=64))
         self.losses.append(kept.item() if self.as_number else kept)
         return loss
 

@@ -30,7 +30,7 @@ def tuned_gpt(n: Scale) -> Loop:
     warmup=25,
 )
 def tuned_resnet(n: Scale) -> Loop:
-    net = n.compile(resnet(n, (1, 2, 2, 1)).to(memory_format=torch.channels_last))
+    net = n.compile(resnet(n, (1, 2, 2, 1)))
     images, labels = image_batch(n(64, 4), n(224, 32))
     stored = Stored([(images.to(torch.bfloat16).contiguous(memory_format=torch.channels_last), labels)], 0.0)
     batches = loader(stored, n(4, 0), batch_size=None, pin_memory=torch.cuda.is_available())
