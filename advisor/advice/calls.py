@@ -7,7 +7,6 @@ explicit attention show only where these belong together; they are called a unit
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -15,7 +14,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from advisor.roofline.attach import operator_call
 from advisor.roofline.costs import OpCall, Tensor
 from advisor.roofline.costs.roles import is_matrix
 from advisor.trace.link import Timeline
@@ -196,6 +194,7 @@ class Calls:
     def __init__(self, loop: Loop) -> None:
         self._timeline: Timeline = loop.timeline
         self._counted = loop.counted
+        self._call = loop.call
 
     @cached_property
     def units(self) -> list[Unit]:
@@ -284,28 +283,6 @@ class Calls:
                 break
             op[left] = above[goes]
         return op
-
-    @cached_property
-    def _known(self) -> dict[bytes, OpCall]:
-        return {}
-
-    def _call(self, op: int) -> OpCall:
-        """`operator_call`, each distinct call worked out once."""
-        ops = self._timeline.trace.ops
-        key = int(ops.name[op]).to_bytes(4, "little") + _arguments_of(bytes(ops.args[op]))
-        if key not in self._known:
-            self._known[key] = operator_call(self._timeline, op)
-        return self._known[key]
-
-
-_NUMBER = re.compile(
-    rb'"(?:Ev Idx|External id|Sequence number|Record function id|Fwd thread id)"\s*:\s*-?\d+'
-)
-
-
-def _arguments_of(raw: bytes) -> bytes:
-    """A call's arguments without what numbers the call; a key, no more."""
-    return _NUMBER.sub(b"", raw)
 
 
 def _plain(name: str) -> str:

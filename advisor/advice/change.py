@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import singledispatchmethod
+from functools import cached_property, singledispatchmethod
 
 import numpy as np
 
@@ -91,9 +91,7 @@ class Change:
 
     @_apply.register
     def _(self, edit: edits.Fuse) -> None:
-        order = self.graph.streams.order
-        place = np.empty(len(order), np.int64)
-        place[order] = np.arange(len(order))
+        place = self._place
         for group, dur_ns in self._groups(edit):
             if self._fused[group].any():
                 continue
@@ -115,19 +113,36 @@ class Change:
         durations = self._of(edit.dur_ns, len(edit.groups)).tolist()
         return [(_rows(group), dur) for group, dur in zip(edit.groups, durations, strict=True) if len(group)]
 
+    @cached_property
+    def _place(self) -> np.ndarray:
+        """int64 (launches,): position in the order of launching."""
+        order = self.graph.streams.order
+        place = np.empty(len(order), np.int64)
+        place[order] = np.arange(len(order))
+        return place
+
     def _fuses(self, made: Sequence[Edit]) -> list[edits.Fuse]:
-        """Each group as an edit of its own, the one that saves most device time first."""
-        dur_ns = self.graph.analysis.timeline.launches.dur_ns
-        single = [
-            (
-                dur_ns[group].sum() - dur,
-                edits.Fuse([group], edits.Estimate.exactly(dur), one.with_host, one.host_ns),
-            )
-            for one in made
-            if isinstance(one, edits.Fuse)
-            for group, dur in self._groups(one)
-        ]
+        """Each group of the played steps as an edit of its own, the one that saves most device time first."""
+        single: list[tuple[float, edits.Fuse]] = []
+        for one in made:
+            if not isinstance(one, edits.Fuse):
+                continue
+            groups = self._groups(one)
+            for (group, dur), now_ns in zip(groups, self._played_ns([g for g, _ in groups]), strict=True):
+                if now_ns is not None:
+                    alone = edits.Fuse([group], edits.Estimate.exactly(dur), one.with_host, one.host_ns)
+                    single.append((now_ns - dur, alone))
         return [edit for _, edit in sorted(single, key=lambda pair: -pair[0])]
+
+    def _played_ns(self, groups: list[np.ndarray]) -> list[float | None]:
+        """Device time of each group; None for one that no played step launches."""
+        if not groups:
+            return []
+        rows = np.concatenate(groups)
+        first = np.concatenate([[0], np.cumsum([len(group) for group in groups])])[:-1]
+        total = np.add.reduceat(self.graph.analysis.timeline.launches.dur_ns[rows], first)
+        played = np.logical_or.reduceat(self.graph.played[rows], first)
+        return [float(ns) if here else None for ns, here in zip(total, played, strict=True)]
 
     @_apply.register
     def _(self, edit: edits.Insert) -> None:

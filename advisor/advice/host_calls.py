@@ -154,15 +154,20 @@ class HostSide:
         at = int(nesting.innermost(np.array([track]), np.array([ts_ns]))[0])
         return self._timeline.trace.names[frames.name[at]] if at >= 0 else None
 
+    @cached_property
+    def _busy(self) -> tuple[np.ndarray, np.ndarray]:
+        """Disjoint stretches in which an operator or a call runs on some thread, in order."""
+        tables = (self._timeline.trace.ops, self._timeline.trace.runtime)
+        return merged(
+            np.concatenate([table.ts_ns for table in tables]),
+            np.concatenate([table.end_ns for table in tables]),
+        )
+
     def gaps(self, start_ns: int, end_ns: int) -> tuple[np.ndarray, np.ndarray]:
         """Stretches of an interval in which no operator and no call runs on any thread; int64 each."""
-        trace = self._timeline.trace
-        begins, ends = [], []
-        for table in (trace.ops, trace.runtime):
-            own = (table.ts_ns < end_ns) & (table.end_ns > start_ns)
-            begins.append(table.ts_ns[own])
-            ends.append(table.end_ns[own])
-        begin, end = merged(np.concatenate(begins), np.concatenate(ends))
+        begin, end = self._busy
+        own = slice(np.searchsorted(end, start_ns, "right"), np.searchsorted(begin, end_ns, "left"))
+        begin, end = begin[own], end[own]
         free_from = np.maximum(np.concatenate([[start_ns], end]), start_ns)
         free_to = np.minimum(np.concatenate([begin, [end_ns]]), end_ns)
         free = free_to > free_from

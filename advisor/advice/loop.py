@@ -26,6 +26,11 @@ from advisor.trace.names import coded, named
 from advisor.trace.nesting import nearest
 from advisor.trace.phases import PHASES
 
+#: What numbers a call, and differs where nothing else does.
+_NUMBER = re.compile(
+    rb'"(?:Ev Idx|External id|Sequence number|Record function id|Fwd thread id)"\s*:\s*-?\d+'
+)
+
 
 class Loop:
     """One loop as rules see it.
@@ -38,6 +43,7 @@ class Loop:
     def __init__(self, analysis: Analysis, replay: Replay) -> None:
         self.analysis = analysis
         self.replay = replay
+        self._known: dict[bytes, OpCall] = {}
 
     @property
     def timeline(self) -> Timeline:
@@ -170,7 +176,12 @@ class Loop:
 
     def call(self, op: int) -> OpCall:
         """Shapes, dtypes and values that an operator was called with; see `operator_call`."""
-        return operator_call(self.timeline, op)
+        ops = self.timeline.trace.ops
+        # A loop makes the same calls step after step: each distinct one is worked out once.
+        key = int(ops.name[op]).to_bytes(4, "little") + _NUMBER.sub(b"", bytes(ops.args[op]))
+        if key not in self._known:
+            self._known[key] = operator_call(self.timeline, op)
+        return self._known[key]
 
     def per_step_ns(self, rows: np.ndarray) -> float:
         """Device time of these launches (a mask, or rows) in a steady step, durations summed."""

@@ -40,9 +40,9 @@ def find_patterns(loop: Loop) -> Patterns:
     for sequence in loop.calls.sequences():
         free = list(sequence)
         for finder in FINDERS.values():
-            for group in finder(free):
-                found.append(group)
-            taken = {id(unit) for group in found for unit in group.units}
+            groups = list(finder(free))
+            found += groups
+            taken = {id(unit) for group in groups for unit in group.units}
             free = [unit for unit in free if id(unit) not in taken]
     return Patterns(found)
 
