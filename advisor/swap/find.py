@@ -12,11 +12,12 @@ import torch
 from torch import nn
 
 from advisor.swap.examples import Record, Watch
+from advisor.swap.guard import kept_state, unwarned
 from advisor.swap.journal import Change
 from advisor.swap.kinds.registry import ModuleKind, module_kinds
 from advisor.swap.modules import MARK, class_change, swapped_class, verified_keys
 from advisor.swap.site import Outcome, Site
-from advisor.swap.tensors import size_bytes, stand_in
+from advisor.swap.tensors import devices_of, size_bytes, stand_in
 from advisor.swap.verify import said
 
 
@@ -95,7 +96,9 @@ class ModuleFinder:
                 site.places.append(module)
                 site.calls_per_step += record.calls
                 continue
-            site_or_reason = reason or _site(path, module, kinds, record)
+            # A probe draws random numbers, and may deserve a warning.
+            with kept_state(devices_of(module)), unwarned():
+                site_or_reason = reason or _site(path, module, kinds, record)
             if isinstance(site_or_reason, Site):
                 groups[key] = site_or_reason
             elif site_or_reason:

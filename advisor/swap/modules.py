@@ -13,9 +13,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from advisor.kernels._device import UnsupportedError
 from advisor.swap.journal import Change
 from advisor.swap.site import Candidate, Example
 from advisor.swap.warn import warn
+
+#: A kernel that cannot be built or does not take a size. Other exceptions are the loop's own affair: memory
+#: that runs out, hooks of inner modules, and checkpointing, which ends a recomputation by one.
+_KERNEL_ERRORS: tuple[type[Exception], ...] = (UnsupportedError,)
+try:
+    from triton.runtime.errors import TritonError
+
+    _KERNEL_ERRORS += (TritonError,)
+except ImportError:
+    pass
 
 #: Set on classes made here.
 MARK = "__advisor_swap__"
@@ -77,9 +88,7 @@ def swapped_class(
             return base.forward(self, *args, **kwargs)
         try:
             return call(self, *args, **kwargs)
-        except torch.OutOfMemoryError:
-            raise  # the loop's own affair
-        except Exception as error:  # noqa: BLE001
+        except _KERNEL_ERRORS as error:
             state["on"] = False
             raised = f"{type(error).__name__}: {error}"
             warn(f"{base.__name__}: {candidate.name} is no longer used, it raised {raised}")
