@@ -259,7 +259,7 @@ class StepRewrite:
             if self._settings["inner"] is not None:
                 self._forget_code()
             self._compiled = torch.compile(self._original, backend=self.rewriter, dynamic=self.dynamic)
-        with _own_settings():
+        with _own_settings(eager=self._settings["inner"] is None):
             return self._compiled(module, *args, **kwargs)
 
     def _forget_code(self) -> None:
@@ -283,9 +283,12 @@ def _deepcopy(self: Any, memo: Any) -> Any:
 
 
 @contextlib.contextmanager
-def _own_settings() -> Iterator[None]:
+def _own_settings(eager: bool) -> Iterator[None]:
     """Dynamo's settings for our calls alone: what it cannot trace runs as it is, frame by frame."""
     wanted = {"suppress_errors": True, "fail_on_recompile_limit_hit": False, "error_on_recompile": False}
+    if eager:
+        # Autograd's own backward overlaps with DDP's buckets as ever: the graph need not be cut at them.
+        wanted["optimize_ddp"] = False
     known = {k: v for k, v in wanted.items() if hasattr(torch._dynamo.config, k)}
     with torch._dynamo.config.patch(known):
         yield
