@@ -49,6 +49,7 @@ def original_of(found: Found, order: dict[Node, int]) -> GraphModule:
     known: dict[Node, Node] = {}
     for i, node in enumerate((*found.match.inputs, *found.extra)):
         known[node] = graph.placeholder(f"x{i}")
+    known.update({node: known[twin] for node, twin in found.match.same})
     for node in sorted(found.interior, key=lambda n: order[n]):
         known[node] = _copied(graph, node, known)
     outputs = tuple(known[n] for n in found.match.outputs)
@@ -124,6 +125,7 @@ def _put(
     for old, now in zip(match.outputs, made, strict=True):
         known[old].replace_all_uses_with(now)
     gone = [(n, known[n]) for n in sorted(found.interior, key=lambda n: -order[n]) if n in known]
+    gone += [(node, known[node]) for node, _ in match.same]
     known.update(zip(match.outputs, made, strict=True))
     for node, old in gone:
         if not old.users:

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from .constants import Constants
-from .ops import function_name, is_op, read
+from .ops import forget, function_name, is_op, read
 
 #: Results that may share memory with their first argument.
 VIEWS = frozenset(
@@ -39,6 +39,10 @@ VIEWS = frozenset(
 )
 
 
+#: What changes a value's dtype or place alone.
+_COPIES = ("cast", "contiguous", "clone")
+
+
 @dataclass(frozen=True)
 class Refusal:
     """Why something that looks like a pattern was left alone.
@@ -57,6 +61,9 @@ class Refusal:
 class Facts:
     """A torch-level graph as Dynamo hands it over, read once.
 
+    One thing is changed in the graph, and none in what it computes: what reads a tensor after a write in
+    place reads the write's result, which is the same tensor.
+
     Args:
         gm: the graph; nodes carry fake tensors as ``example_value``.
         inputs: what stands for its placeholders, in order: real tensors where they are known.
@@ -66,6 +73,7 @@ class Facts:
         self.gm = gm
         self.nodes: list[Node] = list(gm.graph.nodes)
         self.order = {node: i for i, node in enumerate(self.nodes)}
+        self._read_results_of_writes()
         self.refusals: list[Refusal] = []
         placeholders = [n for n in self.nodes if n.op == "placeholder"]
         self.constants = Constants(dict(zip(placeholders, inputs, strict=False)))
@@ -98,7 +106,9 @@ class Facts:
 
     def refuse(self, pattern: str, node: Node, why: str) -> Any:
         """Note a near miss; gives None, so that a parser can hand it on."""
-        self.refusals.append(Refusal(pattern, where(node), why))
+        refusal = Refusal(pattern, where(node), why)
+        if refusal not in self.refusals:
+            self.refusals.append(refusal)
 
     def mode(self, node: Node) -> tuple[Any, ...]:
         """Which autocast and grad-mode blocks the node stands in; equal for nodes that run alike."""
@@ -120,6 +130,16 @@ class Facts:
         """Whether something but `besides` writes into the node's memory once the node has its value."""
         at = self.order[node]
         return any(i > at and self.nodes[i] not in besides for i in self._writes.get(self._roots[node], ()))
+
+    def _read_results_of_writes(self) -> None:
+        for node in self.nodes:
+            call = read(node)
+            if call is None or not call.in_place or not isinstance(call.input, Node):
+                continue
+            for user in list(call.input.users):
+                if self.order[user] > self.order[node]:
+                    user.replace_input_with(call.input, node)
+                    forget([user])
 
     def _read_modes(self) -> None:
         stack: list[Any] = []
@@ -238,7 +258,20 @@ def module_path(node: Node) -> str:
 
 def same_value(a: Any, b: Any) -> bool:
     """Whether two nodes surely hold the same numbers, up to casts and copies."""
-    return through(a, "cast", "contiguous", "clone") is through(b, "cast", "contiguous", "clone")
+    return _alike(through(a, *_COPIES), through(b, *_COPIES), 8)
+
+
+def _alike(a: Any, b: Any, depth: int) -> bool:
+    """The same node, or the same view of the same."""
+    if a is b:
+        return True
+    if not isinstance(a, Node) or not isinstance(b, Node) or not depth:
+        return type(a) is type(b) and not isinstance(a, Node) and a == b
+    one, other = read(a), read(b)
+    if one is None or other is None or one.op != other.op or one.op not in VIEWS or one.op == "cast":
+        return False
+    pairs = [(one.args[k], other.args.get(k)) for k in one.args]
+    return all(_alike(x, y, depth - 1) for x, y in pairs)
 
 
 def through(node: Any, *ops: str) -> Any:

@@ -31,6 +31,7 @@ class Match:
         candidates: what can stand in; each takes one value for each of `inputs`.
         proofs: placeholders whose present value the match rests on.
         random: whether it draws random numbers.
+        same: further nodes with the value of an input, each with that input.
     """
 
     pattern: str
@@ -42,6 +43,7 @@ class Match:
     candidates: tuple[Candidate, ...]
     proofs: frozenset[Node] = frozenset()
     random: bool = False
+    same: tuple[tuple[Node, Node], ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,7 +135,7 @@ def find(facts: Facts) -> list[Found]:
 
 def _close(match: Match, facts: Facts) -> Found | str:
     """The nodes between inputs and outputs, or why they cannot be taken out."""
-    inputs = set(match.inputs)
+    inputs = {*match.inputs, *(node for node, _ in match.same)}
     interior: set[Node] = set()
     extra: list[Node] = []
     queue = list(match.outputs)
@@ -164,7 +166,7 @@ def _close(match: Match, facts: Facts) -> Found | str:
 
 def _data(match: Match, interior: frozenset[Node], facts: Facts) -> list[Node]:
     """Interior nodes that hang on the inputs; the others are constants, which may be used elsewhere too."""
-    hangs: set[Node] = set(match.inputs)
+    hangs: set[Node] = {*match.inputs, *(node for node, _ in match.same)}
     for node in sorted(interior, key=lambda n: facts.order[n]):
         if any(n in hangs for n in node.all_input_nodes):
             hangs.add(node)
@@ -172,7 +174,7 @@ def _data(match: Match, interior: frozenset[Node], facts: Facts) -> list[Node]:
 
 
 def _leak(match: Match, interior: frozenset[Node], facts: Facts) -> str:
-    views = set(match.inputs)
+    views = {*match.inputs, *(node for node, _ in match.same)}
     for node in sorted(_data(match, interior, facts), key=lambda n: facts.order[n]):
         call = read(node)
         if call is not None and call.op in VIEWS and call.op != "cast" and call.input in views:

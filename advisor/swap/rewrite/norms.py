@@ -138,13 +138,24 @@ def _note_eps_outside(node: Node, below: Any, facts: Facts) -> None:
 
 
 def _rms_or_layer(node: Node, top: Node, x: Node, eps: float, facts: Facts) -> Norm | None:
+    weight = None
+    if not same_value(top, x):
+        top, weight = _weighted(top, x, facts)
     if not same_value(top, x):
         facts.refuse("norm", node, "what is divided is not what the mean square is taken of")
         return None
     centred = _centred(uncast(x), facts)
     if centred is not None:
-        return Norm(False, uncast(centred), node, eps)
-    return Norm(True, uncast(x), node, eps)
+        return Norm(False, uncast(centred), node, eps, weight)
+    return Norm(True, uncast(x), node, eps, weight)
+
+
+def _weighted(top: Node, x: Node, facts: Facts) -> tuple[Node, Node | None]:
+    """(x, w) of ``w * x``, where the weight multiplies before the division."""
+    for row, weight in (pair, pair[::-1]) if (pair := factors(top)) is not None else ():
+        if same_value(row, x) and is_row_vector(weight, row, facts):
+            return row, uncast(weight)
+    return top, None
 
 
 def _centred(node: Any, facts: Facts) -> Any:

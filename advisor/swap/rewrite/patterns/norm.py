@@ -198,6 +198,8 @@ def _torch_norm(
     weight, bias = _named(vectors, weighted, biased)
     if weight is not None and offset:
         weight = weight + offset
+    # What is wider than its input must not be rounded to that first.
+    x = x.to(dtype) if dtype.itemsize > x.dtype.itemsize else x
     if rms:
         return in_dtype(F.rms_norm(x, x.shape[-1:], weight, eps), dtype)
     return in_dtype(F.layer_norm(x, x.shape[-1:], weight, bias, eps), dtype)

@@ -111,20 +111,21 @@ def _turned(node: Any, at: Node, facts: Facts) -> tuple[Node, str] | None:
         and len(call["tensors"]) == 2
         and call["dim"] in (-1, len(facts.shape(node) or ()) - 1)
     ):
-        low, high = call["tensors"]
-        negated = read(low)
-        parts = (
-            half(negated.input if negated is not None and negated.op == "neg" else low, facts),
-            half(high, facts),
-        )
-        if parts[0] is None or parts[1] is None or parts[0].of is not parts[1].of:
+        (low, low_sign), (high, high_sign) = (_signed(t) for t in call["tensors"])
+        parts = half(low, facts), half(high, facts)
+        if parts[0] is None or parts[1] is None or not same_value(parts[0].of, parts[1].of):
             return None
-        if negated is None or negated.op != "neg" or parts[0].first or not parts[1].first:
+        if (low_sign, high_sign, parts[0].first, parts[1].first) != (-1, 1, False, True):
             return facts.refuse(NAME, at, "halves are turned the other way round")
         return parts[0].of, "half"
     if call.op in ("flatten", "reshape"):
         return _neighbours(node, call.input, facts)
     return None
+
+
+def _signed(node: Any) -> tuple[Any, int]:
+    call = read(node)
+    return (call.input, -1) if call is not None and call.op == "neg" else (node, 1)
 
 
 def _neighbours(node: Node, stacked: Any, facts: Facts) -> tuple[Node, str] | None:
@@ -196,14 +197,17 @@ def _match(a: _Rotation, b: _Rotation | None, facts: Facts) -> Match | None:
         return facts.refuse(NAME, a.out, "the tables do not go along the tokens")
     settings: dict[str, Any] = {"layout": layout, "form": a.form, "both": b is not None}
     inputs = (a.x, *((b.x,) if b is not None else ()), *a.tables)
+    theirs = b.tables if b is not None else ()
+    same = tuple((t, mine) for t, mine in zip(theirs, a.tables, strict=False) if t is not mine)
     outputs = (a.out, *((b.out,) if b is not None else ()))
     call = f'from advisor.kernels.rope import rope\nq, k = rope(q, k, cos, sin, layout="{layout}"' + (
         ", interleaved=True)" if a.form != "half" else ")"
     )
     what = f"rotary embedding of {'queries and keys' if b else 'one tensor'}, {a.form}"
     return Match(
-        NAME, "rope", what, inputs, outputs, settings, (bundled("rope", _rope, _reasons, call, **settings),)
-    )
+        NAME, "rope", what, inputs, outputs, settings,
+        (bundled("rope", _rope, _reasons, call, **settings),), same=same,
+    )  # fmt: skip
 
 
 def _layout(table: tuple[Any, ...], x: tuple[Any, ...]) -> str | None:
@@ -220,7 +224,8 @@ def _arguments(
     tensors: tuple[Tensor, ...], layout: str, form: str, both: bool
 ) -> tuple[Tensor, Tensor | None, Tensor, Tensor, int]:
     q, k = tensors[0], tensors[1] if both else None
-    tables = [_table(t, layout) for t in tensors[1 + both :]]
+    width = 1 if form == "complex" else 2
+    tables = [_table(t, layout) for t in tensors[1 + both : 1 + both + width]]
     if form == "complex":
         tables = [tables[0].real, tables[0].imag]
     return q, k, tables[0], tables[1], q.shape[-1]
