@@ -18,9 +18,9 @@ the device decides. Where this is not right the gradient is computed in the back
 gradients underflow before a gradient scaler's g reaches them; for reduction ``none``; and in a second
 backward through the same graph, whose buffer has been handed out.
 
-Rows whose length is odd start at addresses that no wide load may touch. So a sweep starts at the last aligned
-address at or before the row and masks whole groups of 16 bytes: a group with one element of the row in it is
-loaded entirely, and elements outside the row are dropped in registers.
+Rows whose length is odd start at addresses that no wide load may touch. So columns count from the last
+aligned address at or before the row, in groups of 16 bytes. Tiles that lie within the row are moved without
+masks; in those at its edges, groups that lie within it are moved whole, and the two others by elements.
 """
 
 from typing import Any
@@ -32,6 +32,7 @@ from torch import Tensor, nn
 from ._device import device_reasons, dtype_reasons, guard, refuse, sm_count
 from ._family import Family
 from ._launch import LaunchTable, next_power_of_2
+from ._math import exp
 from ._ops import NAMESPACE, operator
 from ._triton import tl, triton
 
@@ -67,6 +68,26 @@ SCALE = LaunchTable(
 
 
 @triton.jit
+def _edge(x_row, start, groups, shift, end, GROUP: tl.constexpr):
+    """A tile in fp32 that the row fills in part, -inf outside it; nothing outside is read."""
+    cols = start + groups + tl.arange(0, GROUP)[None, :]
+    whole = (start + groups >= shift) & (start + groups + GROUP <= end)
+    inside = (cols >= shift) & (cols < end)
+    x = tl.load(x_row + cols, mask=whole, other=float("-inf"))
+    ragged = tl.load(x_row + cols, mask=inside & (whole == 0), other=float("-inf"))
+    return tl.where(whole, x, ragged).to(tl.float32)
+
+
+@triton.jit
+def _joined(x, peak, total):
+    """Each group's peak and its sum of exp(x - peak), with x taken in."""
+    new_peak = tl.maximum(peak, tl.max(x, axis=1))
+    # While all logits so far are -inf, subtract 0 so that exp gives 0 and not NaN.
+    safe = tl.where(new_peak == float("-inf"), 0.0, new_peak)
+    return new_peak, total * exp(peak - safe, False) + tl.sum(exp(x - safe[:, None], False), axis=1)
+
+
+@triton.jit
 def _cross_entropy_kernel(
     x_ptr, target_ptr, loss_weight_ptr, grad_weight_ptr, loss_ptr, lse_ptr, grad_ptr,
     x_stride, grad_weight_stride, n_cols, n_written, ignore_index, smoothing, z_weight,
@@ -74,7 +95,7 @@ def _cross_entropy_kernel(
     GROUP: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
-    # A tile is groups of one wide load each. A group has its own running maximum and sum: they stay within a
+    # A tile is groups of one wide load each. A group has its own running peak and sum: they stay within a
     # thread, and no thread waits for another before the row is done.
     groups = tl.arange(0, BLOCK // GROUP)[:, None] * GROUP
     at = groups + tl.arange(0, GROUP)[None, :]
@@ -82,42 +103,44 @@ def _cross_entropy_kernel(
     base = (row * x_stride) // GROUP * GROUP
     shift = (row * x_stride - base).to(tl.int32)
     end = shift + n_cols
+    x_row = x_ptr + base
     target = tl.load(target_ptr + row).to(tl.int64)
     kept = target != ignore_index
     real = (target >= 0) & (target < n_cols)
     picked = tl.load(x_ptr + row * x_stride + target, mask=kept & real, other=float("nan")).to(tl.float32)
+    # Tiles from `first` to `tail` lie within the row and need no masks; at most one before, few after.
+    before = tl.where(shift > 0, 1, 0)
+    first = before * BLOCK
+    tail = tl.where(kept, tl.maximum(end // BLOCK * BLOCK, first), first)
 
-    top = float("-inf")
-    beyond = 0.0
     if KNOWN_LSE:
         top = tl.load(lse_ptr + 2 * row)
-        beyond = tl.load(lse_ptr + 2 * row + 1)
+        whole = tl.load(lse_ptr + 2 * row + 1)
     else:
         peak = tl.full([BLOCK // GROUP], float("-inf"), tl.float32)
         total = tl.zeros([BLOCK // GROUP], tl.float32)
         spread = tl.zeros([BLOCK // GROUP], tl.float32)
         pivot = tl.where(picked == float("-inf"), 0.0, picked)
-        stop = tl.where(kept, end, 0)
         # The next tile is under way while this one is summed.
-        coming = tl.load(x_ptr + base + at, mask=groups < stop, eviction_policy="evict_last")
-        for start in range(0, stop, BLOCK):
-            cols = start + at
+        coming = tl.load(x_row + first + at, mask=first + groups < tail, eviction_policy="evict_last")
+        for start in range(first, tail, BLOCK):
             x = coming.to(tl.float32)
             coming = tl.load(
-                x_ptr + base + BLOCK + cols, mask=start + BLOCK + groups < stop, eviction_policy="evict_last"
+                x_row + start + BLOCK + at, mask=start + BLOCK + groups < tail, eviction_policy="evict_last"
             )
-            inside = (cols >= shift) & (cols < end)
-            x = tl.where(inside, x, float("-inf"))
             if SMOOTH:
+                spread += tl.sum(x - pivot, axis=1)
+            peak, total = _joined(x, peak, total)
+        for edge in range(tl.where(kept, before + tl.cdiv(end - tail, BLOCK), 0)):
+            start = tl.where(edge < before, 0, tail + (edge - before) * BLOCK)
+            x = _edge(x_row, start, groups, shift, end, GROUP)
+            if SMOOTH:
+                inside = (start + at >= shift) & (start + at < end)
                 spread += tl.sum(tl.where(inside, x - pivot, 0.0), axis=1)
-            new_peak = tl.maximum(peak, tl.max(x, axis=1))
-            # While all logits so far are -inf, subtract 0 so that exp gives 0 and not NaN.
-            safe = tl.where(new_peak == float("-inf"), 0.0, new_peak)
-            total = total * tl.exp(peak - safe) + tl.sum(tl.exp(x - safe[:, None]), axis=1)
-            peak = new_peak
+            peak, total = _joined(x, peak, total)
         top = tl.max(peak, axis=0)
-        total *= tl.exp(peak - tl.where(top == float("-inf"), 0.0, top))
-        beyond = tl.log(tl.sum(total, axis=0))
+        whole = tl.sum(total * exp(peak - tl.where(top == float("-inf"), 0.0, top), False), axis=0)
+        beyond = tl.log(whole)
         lse = top + beyond
         # Differences first: logits may be large and close together.
         loss = (top - picked) + beyond + z_weight * lse * lse
@@ -129,7 +152,7 @@ def _cross_entropy_kernel(
         tl.store(loss_ptr + row, loss)
         if lse_ptr is not None:
             tl.store(lse_ptr + 2 * row, top)
-            tl.store(lse_ptr + 2 * row + 1, beyond)
+            tl.store(lse_ptr + 2 * row + 1, whole)
 
     if GRADIENT:
         grad_row = grad_ptr + base
@@ -137,23 +160,27 @@ def _cross_entropy_kernel(
         if grad_weight_ptr is not None:
             weight = tl.load(grad_weight_ptr + row * grad_weight_stride).to(tl.float32)
         weight = tl.where(real, weight, float("nan"))
-        pull = 1.0 + 2.0 * z_weight * (top + beyond)
+        pull = 1.0 + 2.0 * z_weight * (top + tl.log(whole))
+        share = tl.div_rn(pull * weight, whole)
+        push = smoothing / n_cols * weight
         last = shift + n_written
-        for start in range(0, last, BLOCK):
+        for start in range(first, tail, BLOCK):
+            x = tl.load(x_row + start + at, eviction_policy="evict_first").to(tl.float32)
+            g = exp(x - top, False) * share - push
+            tl.store(grad_row + start + at, g.to(grad_ptr.dtype.element_ty), eviction_policy="evict_first")
+        for edge in range(before + tl.cdiv(last - tail, BLOCK)):
+            start = tl.where(edge < before, 0, tail + (edge - before) * BLOCK)
             cols = start + at
-            x = tl.load(
-                x_ptr + base + cols, mask=(start + groups < end) & kept, other=float("-inf"),
-                eviction_policy="evict_first",
-            ).to(tl.float32)  # fmt: skip
-            g = tl.exp(x - top - beyond) * pull - smoothing / n_cols
-            g = tl.where(cols - shift == target, g - (1.0 - smoothing), g) * weight
+            x = _edge(x_row, start, groups, shift, tl.where(kept, end, 0), GROUP)
+            g = exp(x - top, False) * share - push
             g = tl.where((cols >= shift) & (cols < end) & kept, g, 0.0).to(grad_ptr.dtype.element_ty)
-            if (start >= shift) & (start + BLOCK <= last):
-                tl.store(grad_row + cols, g, eviction_policy="evict_first")
-            else:
-                whole = (start + groups >= shift) & (start + groups + GROUP <= last)
-                tl.store(grad_row + cols, g, mask=whole)
-                tl.store(grad_row + cols, g, mask=(cols >= shift) & (cols < last) & (whole == 0))
+            filled = (start + groups >= shift) & (start + groups + GROUP <= last)
+            tl.store(grad_row + cols, g, mask=filled)
+            tl.store(grad_row + cols, g, mask=(cols >= shift) & (cols < last) & (filled == 0))
+        # The target's own is set right when all are written, which spares a comparison an element.
+        tl.debug_barrier()
+        g = exp(picked - top, False) * share - push - (1.0 - smoothing) * weight
+        tl.store(grad_ptr + row * x_stride + target, g.to(grad_ptr.dtype.element_ty), mask=kept & real)
 
 
 @triton.jit
@@ -182,8 +209,8 @@ def launch_rows(
         label_smoothing: 0 to 1.
         z_loss: weight of ``lse ** 2``.
         loss: (rows,) fp32, written; None if `lse` is known and read instead.
-        lse: (rows, 2) fp32, written, or read where `loss` is None: the log-sum-exp as the largest logit and
-            what exceeds it, since their fp32 sum would round the small one away where logits are large.
+        lse: (rows, 2) fp32, written, or read where `loss` is None: the largest logit, and the sum of
+            exp(x - that). As one number, fp32 would round the sum away where logits are large.
         grad: of the logits' shape and row stride; may be `logits` itself. All columns are written, those past
             the classes with 0.
         loss_weight: fp32 scalar that multiplies every loss.

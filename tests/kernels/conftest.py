@@ -54,3 +54,12 @@ def _no_tf32():
     """fp32 references are compared at fp32."""
     with without_tf32():
         yield
+
+
+@pytest.fixture(autouse=True)
+def _products_and_sums_are_fused(monkeypatch):
+    """As on every GPU."""
+    if INTERPRETED:
+        from tests.kernels import hardware
+
+        hardware.fuse(monkeypatch)
