@@ -89,11 +89,12 @@ def _call(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 @contextmanager
 def _kept_buffers(model: nn.Module) -> Iterator[None]:
     """Running statistics and the like are after it as before it."""
-    before: list[tuple[Tensor, Tensor, int]] = [(b, b.detach().clone(), b._version) for b in model.buffers()]
+    before: list[tuple[Tensor, Tensor]] = [(b, b.detach().clone()) for b in model.buffers()]
     try:
         yield
     finally:
         with torch.no_grad():
-            for buffer, old, version in before:
-                if buffer._version != version:
+            for buffer, old in before:
+                # Not by their versions, which batch norm leaves as they are; nor where nothing was changed.
+                if not torch.equal(buffer, old):
                     buffer.copy_(old)
