@@ -296,11 +296,6 @@ class TrainingAdvisor(Root, *lightning_bases(import_any=True)):  # type: ignore[
         self._swapping.refresh()
 
     @_guarded
-    def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
-        """A checkpoint of a swapped run is one of an unswapped run."""
-        self._swapping.unswap(checkpoint)
-
-    @_guarded
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Finish, and pass the report on while the loggers are still open."""
         if stage == "fit":

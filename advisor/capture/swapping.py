@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from advisor.capture import lightning_ahead, notify, swapping_told
-from advisor.capture import swapping_limits as limits
 from advisor.capture.swapping_engine import Engine
 from advisor.capture.swapping_ranks import Order, Ranks
 from advisor.capture.swapping_steps import Comparison, cycles_per_block, objection
@@ -51,6 +50,7 @@ class Swapping:
         is_steady: whether the loop is steady and nothing is being recorded.
         folder: where to leave what was done.
         unable: why nothing can be swapped on this rank; empty if something might.
+        remarks: what is left alone in this run.
     """
 
     def __init__(
@@ -65,6 +65,7 @@ class Swapping:
         is_steady: Callable[[int], bool],
         folder: Callable[[], Path],
         unable: str = "",
+        remarks: Sequence[str] = (),
     ) -> None:
         self._trainer = trainer
         self._engine = engine
@@ -73,11 +74,11 @@ class Swapping:
         self._max_memory_growth = max_memory_growth
         self._is_steady = is_steady
         self._folder = folder
+        self._remarks = list(remarks)
         self._ranks = Ranks(trainer.strategy, trainer.global_rank, trainer.world_size)
         self._device_type = str(module.device.type)
         self._cycle = max(1, int(trainer.accumulate_grad_batches))
         self._epochs = lightning_ahead.EpochLengths()
-        self._ways = limits.ways_of(trainer.optimizers)
 
         self.state = State.WAITING
         self._seen = 0
@@ -85,7 +86,6 @@ class Swapping:
         self._until = 0
         self._fault = unable
         self._sites: list[SwapSite] = []
-        self._in_force = False
         self._comparison: Comparison | None = None
         self._steps: SwapSteps | None = None
         self._pause_s: float | None = None
@@ -122,12 +122,6 @@ class Swapping:
             self._choose()
         elif self.state is State.COMPARING:
             self._compare()
-
-    def unswap(self, checkpoint: dict[str, Any]) -> None:
-        """Keep what swap changed of how optimizers step out of a checkpoint."""
-        states = checkpoint.get("optimizer_states")
-        if self._in_force and isinstance(states, list) and len(states) == len(self._ways):
-            checkpoint["optimizer_states"] = limits.unswapped_optimizers(states, self._ways)
 
     def restore(self) -> None:
         """Put everything back now; on several ranks each must be asked."""
@@ -187,7 +181,6 @@ class Swapping:
         found = self._try(self._engine.sites) or []
         order = self._hear(lambda: self._decision(found))
         if order.go and not self._fault:
-            self._in_force = True  # from the first change on
             self._try(lambda: self._change(order))
         self._try(self._engine.release)
         self._pause_s = time.monotonic() - start_s
@@ -270,7 +263,6 @@ class Swapping:
             self._engine.release()
         except Exception as error:  # noqa: BLE001
             notify.warn(f"swap could not put everything back: {type(error).__name__}: {error}")
-        self._in_force = False
 
     def _end(self, why: str, *, kept: bool = False) -> None:
         """Nothing more is decided: say what came of it, and leave it for the report."""
@@ -285,7 +277,7 @@ class Swapping:
             kept=kept,
             why=why,
             pause_s=self._pause_s,
-            remarks=self._engine.remarks,
+            remarks=[*self._remarks, *self._engine.remarks],
         )
         self._say(self._told.verdict)
         self._write()

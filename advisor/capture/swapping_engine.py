@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 
-from advisor.swap.decide import Terms
+from advisor.capture.swapping_patterns import PatternFinder, uncovered
+from advisor.swap.decide import Terms, decide
 from advisor.swap.find import Finder, Skipped
 from advisor.swap.journal import Journal
 from advisor.swap.session import Swapper
@@ -30,6 +33,14 @@ class _Swapper(Swapper):
             self.restore()
             raise
 
+    def add(self, finder: Finder) -> None:
+        """Look with this one too."""
+        self._finders.append(finder)
+
+    def without(self, mechanism: str) -> None:
+        """Look at nothing of this mechanism."""
+        self._finders = [finder for finder in self._finders if finder.mechanism != mechanism]
+
 
 class Engine:
     """Finds, proves and applies, for `advisor.capture.swapping.Swapping`. Any method may raise anything.
@@ -39,7 +50,9 @@ class Engine:
         optimizers: the Trainer's.
         kinds: asked for.
         allow_memory: take candidates that need more memory; whole steps are held to the limit.
-        finders: make finders of sites beyond modules and optimizers.
+        modules: whether modules may be changed.
+        patterns: whether the step's graph may be rewritten.
+        inner: the compiler that the user compiles the step with; None where it runs eagerly.
     """
 
     def __init__(
@@ -49,15 +62,19 @@ class Engine:
         kinds: Sequence[str],
         *,
         allow_memory: bool = False,
-        finders: Callable[[], Sequence[Finder]] = tuple,
+        modules: bool = True,
+        patterns: bool = True,
+        inner: Callable[..., Any] | None = None,
     ) -> None:
         self._model, self._optimizers, self._kinds = module, optimizers, kinds
         self._allow_memory = allow_memory
-        self._finders = finders
+        self._modules, self._with_patterns, self._inner = modules, patterns, inner
         self._watching = contextlib.ExitStack()
-        self._swapper: Swapper | None = None
+        self._swapper: _Swapper | None = None
+        self._patterns: PatternFinder | None = None
+        self._found: list[Site] = []
+        self._outcomes: list[Outcome] = []
         self._journal = Journal()
-        self._progress: Callable[[int, int, str], None] = lambda _done, _count, _what: None
         #: What was left alone and why, places of one reason together.
         self.remarks: list[str] = []
 
@@ -68,30 +85,58 @@ class Engine:
     def watch(self) -> None:
         """Note the calls of the step that comes."""
         self._swapper = self._made()
+        if self._with_patterns:
+            self._patterns = PatternFinder(self._model, self._kinds, self._inner)
+            self._swapper.add(self._patterns)
         self._watching.enter_context(self._swapper.watch())
 
     def sites(self) -> list[Site]:
-        """The step has ended: forget the marks; what could be replaced, hot first."""
+        """The step has ended: forget the marks; what could be replaced."""
         self._watching.close()
-        return self._in_use.sites()
+        found = self._in_use.sites()
+        patterns = [site for site in found if site.mechanism == PatternFinder.mechanism]
+        for site in found:
+            left = uncovered(site, patterns) if site.mechanism == "module" else site
+            if left is not None:
+                self._found.append(left)
+        return self._found
 
     def decide(self, progress: Callable[[int, int, str], None]) -> list[Outcome]:
-        """An outcome for each site; nothing is changed."""
-        self._progress = progress
-        return self._in_use.decide()
+        """An outcome for each site, those within larger ones that were refused included."""
+        terms = self._in_use.terms
+        end_s = time.monotonic() + terms.budget_s
+        sites = self._found
+        while sites:
+            left_s = max(0.0, end_s - time.monotonic())
+            found = decide(sites, replace(terms, budget_s=left_s), progress)
+            self._outcomes += found
+            more = self._patterns.after(found) if self._patterns else []
+            sites = more if time.monotonic() < end_s else []
+        return self._outcomes
 
     def choices(self) -> tuple[tuple[str, str | None], ...]:
-        """The first place of each site and the name of its candidate, for `follow`."""
-        outcomes, names = self._in_use.outcomes, self._in_use.choices()
-        return tuple((o.site.where[0], name) for o, name in zip(outcomes, names, strict=True))
+        """What each site is known by on every rank, and the name of its candidate, for `follow`."""
+        return tuple((self._key(o.site), o.chosen.name if o.chosen else None) for o in self._outcomes)
 
     def follow(self, choices: Sequence[tuple[str, str | None]]) -> None:
-        """Take over what another rank has decided."""
-        self._in_use.follow([name for _, name in choices], [place for place, _ in choices])
+        """Take over what another rank has decided.
+
+        Raises:
+            LookupError: this rank has not the same sites or candidates.
+        """
+        names, sites = dict(choices), self._found
+        while sites:
+            found = [_followed(site, names.pop(self._key(site), None)) for site in sites]
+            self._outcomes += found
+            sites = self._patterns.after(found) if self._patterns else []
+        missing = [key for key, name in names.items() if name is not None]
+        if missing:
+            raise LookupError(f"this rank has no site {missing[0]}")
 
     def apply(self) -> None:
         """Make the changes that were decided."""
         self._journal = self._in_use.journal
+        self._in_use.outcomes = self._outcomes
         self._in_use.apply()
         if not len(self._journal):
             raise RuntimeError("what was chosen changes nothing")
@@ -100,7 +145,12 @@ class Engine:
         """Let go of copies of the loop's tensors; what is applied stays."""
         if self._swapper is not None:
             self.remarks = _grouped(self._swapper.skipped)
-        self._swapper = None
+        if self._patterns is not None:
+            self._patterns.release()
+        for outcome in self._outcomes:
+            outcome.site.examples.clear()
+        self._swapper, self._patterns = None, None
+        self._found, self._outcomes = [], []
 
     def toggle(self, on: bool) -> None:
         """Put what was applied in force, or out of it."""
@@ -115,23 +165,32 @@ class Engine:
             raise RuntimeError(faults)
 
     @property
-    def _in_use(self) -> Swapper:
+    def _in_use(self) -> _Swapper:
         if self._swapper is None:
             raise RuntimeError("no step was watched")
         return self._swapper
 
-    def _made(self) -> Swapper:
-        return _Swapper(
-            self._model,
-            self._optimizers,
-            self._kinds,
-            terms=Terms(
-                deterministic=torch.are_deterministic_algorithms_enabled(), allow_memory=self._allow_memory
-            ),
-            allow_cpu=os.environ.get(ALLOW_CPU) == "1",
-            progress=lambda done, count, what: self._progress(done, count, what),
-            finders=self._finders(),
+    def _key(self, site: Site) -> str:
+        if self._patterns is not None and site.mechanism == self._patterns.mechanism:
+            return self._patterns.key(site)
+        return site.where[0]
+
+    def _made(self) -> _Swapper:
+        terms = Terms(
+            deterministic=torch.are_deterministic_algorithms_enabled(), allow_memory=self._allow_memory
         )
+        allow_cpu = os.environ.get(ALLOW_CPU) == "1"
+        made = _Swapper(self._model, self._optimizers, self._kinds, terms=terms, allow_cpu=allow_cpu)
+        if not self._modules:
+            made.without("module")
+        return made
+
+
+def _followed(site: Site, name: str | None) -> Outcome:
+    chosen = next((candidate for candidate in site.candidates if candidate.name == name), None)
+    if name is not None and chosen is None:
+        raise LookupError(f"this rank has no {name} for {site.where[0]}")
+    return Outcome(site, chosen, "as the first rank decided")
 
 
 def _grouped(skipped: Sequence[Skipped]) -> list[str]:

@@ -33,9 +33,6 @@ class Swaps(Protocol):
     def batch_end(self, batch_idx: int) -> None:
         """A batch has been trained on."""
 
-    def unswap(self, checkpoint: dict[str, Any]) -> None:
-        """A checkpoint is being saved."""
-
     def restore(self) -> None:
         """Everything is to be put back now."""
 
@@ -62,9 +59,6 @@ class Idle:
         """Nothing."""
 
     def batch_end(self, batch_idx: int) -> None:
-        """Nothing."""
-
-    def unswap(self, checkpoint: dict[str, Any]) -> None:
         """Nothing."""
 
     def restore(self) -> None:
@@ -129,7 +123,7 @@ def begin(
         return Idle()
     from advisor.capture.swapping import Swapping
     from advisor.capture.swapping_engine import Engine
-    from advisor.capture.swapping_limits import why_not
+    from advisor.capture.swapping_limits import compiler_of, why_no_patterns, why_not
     from advisor.swap.kinds.registry import chosen_kinds
 
     def is_steady(batches: int) -> bool:
@@ -143,7 +137,16 @@ def begin(
         return (recording.folder if recording is not None else None) or results
 
     kinds = chosen_kinds(swap)
-    engine = Engine(module, trainer.optimizers, kinds, allow_memory=max_memory_growth > 0)
+    compiler, left = compiler_of(module), why_no_patterns(trainer, module)
+    engine = Engine(
+        module,
+        trainer.optimizers,
+        kinds,
+        allow_memory=max_memory_growth > 0,
+        modules=compiler is None,  # within a compiled graph they are the compiler's
+        patterns=not left,
+        inner=compiler,
+    )
     return Swapping(
         trainer,
         module,
@@ -153,7 +156,8 @@ def begin(
         max_memory_growth=max_memory_growth,
         is_steady=is_steady,
         folder=folder,
-        unable=why_not(trainer, module) or engine.unable(),
+        unable=why_not(trainer) or engine.unable(),
+        remarks=[left] if left else [],
     )
 
 

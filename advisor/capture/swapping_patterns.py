@@ -1,0 +1,102 @@
+"""Patterns in a LightningModule's `training_step`, as sites beside modules and optimizers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from advisor.swap.find import Skipped
+from advisor.swap.journal import Change
+from advisor.swap.rewrite.wrap import StepRewrite
+from advisor.swap.site import Outcome, Site
+
+_MODULE = re.compile(r"\((.*)\)$")
+
+
+class PatternFinder:
+    """Sites in the graph of the step, found through Dynamo.
+
+    Args:
+        module: the LightningModule.
+        kinds: of `advisor.swap.site.KINDS`.
+        inner: the compiler that the user compiles the step with; None where it runs eagerly.
+    """
+
+    mechanism = "pattern"
+
+    def __init__(
+        self, module: Any, kinds: Collection[str], inner: str | Callable[..., Any] | None = None
+    ) -> None:
+        self._rewrite = StepRewrite(module, inner=inner)
+        self._kinds = kinds
+        self._what = type(module).__name__
+        self._obstacle = ""
+        #: What looks like a pattern and was left alone; the whole step, where it could not be read.
+        self.skipped: list[Skipped] = []
+
+    @contextmanager
+    def watch(self) -> Iterator[None]:
+        """Within it the loop makes one step, which is traced and runs as it is."""
+        self._obstacle = self._rewrite.install()
+        try:
+            with self._rewrite.collecting():
+                yield
+        finally:
+            self._rewrite.restore()
+
+    def sites(self) -> list[Site]:
+        """What was seen and is to be decided."""
+        self.skipped = [Skipped(r.where, r.pattern, r.why) for r in self._rewrite.refusals]
+        whole = self._obstacle or self._rewrite.failure
+        if whole:
+            self.skipped.append(Skipped("training_step", self._what, whole))
+            return []
+        while True:
+            found = self._rewrite.sites()
+            others = [site for site in found if site.kind not in self._kinds]
+            if not others:
+                return found
+            self._rewrite.decide([Outcome(site, None, "not asked for") for site in others])
+
+    def after(self, outcomes: Sequence[Outcome]) -> list[Site]:
+        """Take over decisions; gives the sites within larger ones that were refused."""
+        mine = [outcome for outcome in outcomes if outcome.site.mechanism == self.mechanism]
+        if not mine:
+            return []
+        self._rewrite.decide(mine)
+        return self.sites()
+
+    def key(self, site: Site) -> str:
+        """What a site is known by on every rank."""
+        return self._rewrite.rewriter.key(site)
+
+    def changes(self, outcomes: list[Outcome]) -> list[Change]:
+        """One for all: the step runs through its rewritten graph."""
+        if not any(outcome.chosen for outcome in outcomes) or not self._rewrite.rewriter.active():
+            return []
+
+        def do() -> None:
+            reason = self._rewrite.install()
+            if reason:
+                raise RuntimeError(f"training_step cannot be rewritten: {reason}")
+
+        return [Change("training_step: rewritten", do, self._rewrite.restore)]
+
+    def release(self) -> None:
+        """Let go of copies of the loop's tensors."""
+        self._rewrite.rewriter.forget_examples()
+
+
+def uncovered(site: Site, patterns: Sequence[Site]) -> Site | None:
+    """A module site without the places whose work is a site of the step's graph too; None if none is left."""
+    covered = {match[1] for p in patterns for place in p.where if (match := _MODULE.search(place))}
+    left = [i for i, path in enumerate(site.where) if path not in covered]
+    if len(left) == len(site.where):
+        return site
+    if not left:
+        return None
+    site.calls_per_step = max(1, round(site.calls_per_step * len(left) / len(site.where)))
+    site.where, site.places = [site.where[i] for i in left], [site.places[i] for i in left]
+    return site

@@ -1,0 +1,196 @@
+"""Patterns of a live `training_step`: rewritten, compared, put back; with the user's own compiler too."""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import pickle
+
+import pytest
+import torch
+from torch import nn
+
+from advisor import TrainingAdvisor
+from advisor.capture import swapping_start, swapping_steps
+from advisor.capture.swapping_engine import ALLOW_CPU
+from advisor.swap import decide
+from advisor.swap.rewrite.backend import Traced
+from advisor.swap.rewrite.patterns import attention as patterns
+from advisor.swap.verify import verify
+
+from .planted import be_sure
+from .tiny import make_trainer, rows
+
+BATCHES = 44
+HEADS, WIDTH, TOKENS = 2, 32, 16
+
+
+class Attention(nn.Module):
+    """Causal, with the scores written out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x):
+        batch = x.shape[0]
+        q, k, v = (
+            part.view(batch, TOKENS, HEADS, WIDTH // HEADS).transpose(1, 2)
+            for part in self.qkv(x).chunk(3, -1)
+        )
+        scores = q @ k.transpose(-2, -1) / math.sqrt(WIDTH // HEADS)
+        mask = torch.tril(torch.ones(TOKENS, TOKENS, dtype=torch.bool, device=x.device))
+        mixed = scores.masked_fill(~mask, float("-inf")).softmax(-1) @ v
+        return self.out(mixed.transpose(1, 2).reshape(batch, TOKENS, WIDTH))
+
+
+def make_model(light):
+    class Tiny(light.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.embed = nn.Linear(1, WIDTH)
+            self.attention = nn.ModuleList(Attention() for _ in range(2))
+            self.head = nn.Linear(WIDTH, 2)
+
+        def training_step(self, batch, batch_idx):
+            x = self.embed(batch[0].repeat(1, TOKENS // 8).unsqueeze(-1))
+            for attention in self.attention:
+                x = x + attention(x)
+            loss = nn.functional.cross_entropy(self.head(x.mean(1)), batch[1])
+            if self._compiler_ctx is None:  # compiled as a whole, Lightning cannot log with every torch
+                self.log("loss", loss)
+            return loss
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=0.01)
+
+    light.seed_everything(3, verbose=False)
+    return Tiny()
+
+
+@pytest.fixture(autouse=True)
+def _short(monkeypatch):
+    monkeypatch.setattr(swapping_steps, "MOST", 5)
+    monkeypatch.setattr(swapping_start, "WARMUP", 3)
+    monkeypatch.setenv(ALLOW_CPU, "1")
+    be_sure(monkeypatch)
+    # What stands in is PyTorch's attention on a CPU: of another layout, and exact only where softmax is soft.
+    back = patterns._back
+    monkeypatch.setattr(patterns, "_back", lambda *args: back(*args).contiguous())
+    monkeypatch.setattr(decide, "verify", functools.partial(verify, adversarial=False))
+
+
+@pytest.fixture
+def edited(monkeypatch):
+    """Counts the graphs that were rewritten."""
+    made = []
+    original = Traced._edited
+
+    def counted(self, chosen):
+        made.append([candidate.name for _, _, candidate in chosen])
+        return original(self, chosen)
+
+    monkeypatch.setattr(Traced, "_edited", counted)
+    return made
+
+
+def advisor(**options):
+    return TrainingAdvisor(**{"stages": ("validate",), "swap": ["attention"], **options})
+
+
+def result(folder):
+    (path,) = folder.rglob("swaps.json")
+    return json.loads(path.read_text())
+
+
+def test_explicit_attention_is_rewritten_in_the_live_step_and_put_back(light, tmp_path, edited):
+    plain = make_model(light)
+    make_trainer(light, tmp_path).fit(plain, rows(BATCHES))
+    model = make_model(light)
+    base, within = type(model), []
+
+    class Saves(light.Callback):
+        def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+            if batch_idx == BATCHES - 3:
+                within.append(type(pl_module) is not base)
+                trainer.save_checkpoint(tmp_path / "live.ckpt")
+
+    make_trainer(light, tmp_path, advisor(), Saves()).fit(model, rows(BATCHES))
+
+    # THEN the step ran through a graph with another attention, and is the user's own again
+    found = result(tmp_path)
+    assert found["kept"] is True, found
+    (site,) = found["sites"]
+    assert site["kind"] == "attention"
+    assert site["mechanism"] == "pattern"
+    assert site["calls_per_step"] == 2
+    assert edited
+    assert within == [True]
+    assert type(model) is base
+    assert "training_step" not in vars(model)
+    # AND training went the same way, and what was saved meanwhile is a plain model's
+    for name, value in model.state_dict().items():
+        torch.testing.assert_close(value, plain.state_dict()[name], rtol=1e-3, atol=1e-5)
+    saved = torch.load(tmp_path / "live.ckpt", weights_only=False)
+    assert list(saved["state_dict"]) == list(plain.state_dict())
+    make_model(light).load_state_dict(saved["state_dict"])
+
+
+def test_with_the_watched_step_alone_training_is_the_same_to_the_bit(pl, tmp_path, monkeypatch):
+    # GIVEN patterns that are found, and no candidate that is taken
+    plain = make_model(pl)
+    make_trainer(pl, tmp_path).fit(plain, rows(BATCHES))
+    monkeypatch.setattr(decide, "slower", lambda *_: "slower: planted")
+    model = make_model(pl)
+
+    make_trainer(pl, tmp_path, advisor()).fit(model, rows(BATCHES))
+
+    assert "none of 1 site" in result(tmp_path)["verdict"]
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), plain.parameters(), strict=True))
+
+
+def test_a_kept_model_can_be_pickled_as_a_plain_one(pl, tmp_path):
+    model = make_model(pl)
+    make_trainer(pl, tmp_path, advisor(swap_keep=True)).fit(model, rows(BATCHES))
+
+    assert result(tmp_path)["kept"] is True
+    reduced = model.__reduce_ex__(4)
+    assert (
+        pickle.loads(pickle.dumps(model.attention)).state_dict().keys() == model.attention.state_dict().keys()
+    )
+    assert type(model) not in reduced[1]
+
+
+def test_a_step_that_moves_the_optimizer_itself_is_not_rewritten(pl, tmp_path):
+    model = make_model(pl)
+    model.automatic_optimization = False
+    step = type(model).training_step
+
+    def training_step(self, batch, batch_idx):
+        optimizer = self.optimizers()
+        optimizer.zero_grad()
+        self.manual_backward(step(self, batch, batch_idx))
+        optimizer.step()
+
+    type(model).training_step = training_step
+    make_trainer(pl, tmp_path, advisor()).fit(model, rows(BATCHES))
+
+    found = result(tmp_path)
+    assert found["kept"] is False
+    assert any("steps the optimizer itself" in remark for remark in found["remarks"])
+
+
+def test_a_compiled_step_is_handed_on_rewritten(pl, tmp_path, edited):
+    # GIVEN a LightningModule that the user compiles
+    compiled = torch.compile(make_model(pl), backend="eager")
+    model = compiled._orig_mod
+
+    make_trainer(pl, tmp_path, advisor()).fit(compiled, rows(BATCHES))
+
+    # THEN the user's compiler got the graph with another attention in it, and has its own back
+    found = result(tmp_path)
+    assert found["kept"] is True, found
+    assert edited
+    assert model._compiler_ctx is not None
+    assert "training_step" in vars(model)

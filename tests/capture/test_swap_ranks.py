@@ -1,0 +1,188 @@
+"""Several ranks: rank 0 decides, all do the same at the same batch, whatever goes wrong on one of them."""
+
+from __future__ import annotations
+
+import json
+import threading
+from types import SimpleNamespace as Plain
+
+import pytest
+import torch
+
+from advisor.capture import swapping, swapping_steps
+from advisor.capture.swapping import MEETING, State, Swapping
+from advisor.swap.site import Candidate, Outcome, Site
+
+BATCHES = 2 * MEETING + 60
+RANKS = 2
+
+
+class Bus:
+    """A strategy whose ranks are threads; a rank that is not met within two seconds breaks it for all."""
+
+    def __init__(self):
+        self.barrier = threading.Barrier(RANKS, timeout=2)
+        self.slots = [None] * RANKS
+        self.said = []
+
+    def strategy(self, rank):
+        def exchange(value):
+            self.slots[rank] = value
+            self.barrier.wait()
+            found = list(self.slots)
+            self.barrier.wait()
+            return found
+
+        def broadcast(value):
+            order = exchange(value)[0]
+            if rank == 0:
+                self.said.append(order)
+            return order
+
+        return Plain(
+            broadcast=broadcast, reduce_boolean_decision=lambda well, all: sum(exchange(well)) == RANKS
+        )
+
+
+class Engine:
+    """Notes what it is told; one site with one candidate."""
+
+    def __init__(self, fault=""):
+        self.fault, self.log, self.remarks, self.on = fault, [], [], False
+
+    def _do(self, what):
+        self.log.append(what)
+        if what == self.fault:
+            raise ValueError(f"planted in {what}")
+
+    def watch(self):
+        self._do("watch")
+
+    def sites(self):
+        self._do("sites")
+        return [Plain()]
+
+    def decide(self, progress):
+        self._do("decide")
+        candidate = Candidate("planted", lambda x: x, "bundled")
+        site = Site("norm", ["net.1"], "module", "Norm", lambda x: x, [], [candidate])
+        return [Outcome(site, candidate, "twice as fast")]
+
+    def choices(self):
+        return (("net.1", "planted"),)
+
+    def follow(self, choices):
+        self._do("follow")
+        self.followed = choices
+
+    def apply(self):
+        self._do("apply")
+        self.on = True
+
+    def toggle(self, on):
+        self._do(f"toggle {on}")
+        self.on = on
+
+    def restore(self):
+        self.on = False
+
+    def release(self):
+        pass
+
+
+@pytest.fixture(autouse=True)
+def _short(monkeypatch):
+    monkeypatch.setattr(swapping_steps, "MOST", 4)
+    monkeypatch.setattr(swapping, "objection", lambda *_: "")
+    monkeypatch.setattr(swapping.notify, "warn", lambda *_: None)
+
+
+def run(tmp_path, faults=("", ""), steady_after=0, batches=BATCHES, unable=("", "")):
+    """All ranks to their end; gives engines, the bus, and the runs."""
+    bus, engines, runs, errors = Bus(), [Engine(fault) for fault in faults], [None] * RANKS, []
+
+    def train(rank):
+        trainer = Plain(
+            strategy=bus.strategy(rank), global_rank=rank, world_size=RANKS, accumulate_grad_batches=1,
+            num_training_batches=batches, max_epochs=1, current_epoch=0, max_steps=-1, global_step=0,
+            is_last_batch=False, should_stop=False, enable_validation=False,
+        )  # fmt: skip
+        try:
+            one = Swapping(
+                trainer, Plain(device=torch.device("cpu")), engines[rank], asked=["norm"], keep=True,
+                max_memory_growth=0.0, is_steady=lambda seen: seen > steady_after,
+                folder=lambda: tmp_path / str(rank), unable=unable[rank],
+            )  # fmt: skip
+            runs[rank] = one
+            for batch in range(batches):
+                one.batch_start()
+                one.batch_end(batch)
+            one.close()
+        except BaseException as error:  # noqa: BLE001  told by the main thread
+            errors.append(error)
+
+    threads = [threading.Thread(target=train, args=(rank,)) for rank in range(RANKS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert not errors
+    assert not bus.barrier.broken
+    return engines, bus, runs
+
+
+def test_all_ranks_do_what_rank_0_decides_and_only_it_tries_and_writes(tmp_path):
+    engines, bus, runs = run(tmp_path)
+
+    assert [engine.on for engine in engines] == [True, True]
+    assert "decide" in engines[0].log
+    assert "decide" not in engines[1].log
+    assert engines[1].followed == (("net.1", "planted"),)
+    toggles = [[what for what in engine.log if what.startswith("toggle")] for engine in engines]
+    assert toggles[0] == toggles[1]
+    assert all(one.state is State.DONE for one in runs)
+    assert json.loads((tmp_path / "0" / "swaps.json").read_text())["kept"] is True
+    assert not (tmp_path / "1").exists()
+    assert len(bus.said) == 3  # begin, what, whether to keep
+
+
+def test_ranks_ask_again_until_rank_0_is_done_recording(tmp_path):
+    _, bus, _ = run(tmp_path, steady_after=MEETING + 10)
+    assert [order.wait for order in bus.said] == [True, False, False, False]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("place", ["watch", "sites", "apply", "toggle True", "toggle False"])
+def test_a_fault_on_one_rank_puts_everything_back_on_all(tmp_path, rank, place):
+    faults = ["", ""]
+    faults[rank] = place
+
+    engines, _, runs = run(tmp_path, faults)
+
+    assert place in engines[rank].log
+    assert [engine.on for engine in engines] == [False, False]
+    assert all(one.state is State.DONE for one in runs)
+    assert json.loads((tmp_path / "0" / "swaps.json").read_text())["kept"] is False
+
+
+@pytest.mark.parametrize(("rank", "place"), [(0, "decide"), (1, "follow")])
+def test_a_fault_in_deciding_or_following_puts_everything_back_on_all(tmp_path, rank, place):
+    faults = ["", ""]
+    faults[rank] = place
+    engines, _, _ = run(tmp_path, faults)
+    assert [engine.on for engine in engines] == [False, False]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_where_one_rank_can_swap_nothing_none_does(tmp_path, rank):
+    unable = ["", ""]
+    unable[rank] = "nothing can be swapped here: planted"
+    engines, _, runs = run(tmp_path, unable=unable)
+    assert [engine.on for engine in engines] == [False, False]
+    assert all(one.state is State.DONE for one in runs)
+
+
+def test_too_few_batches_are_rank_0s_to_see(tmp_path):
+    _, bus, _ = run(tmp_path, batches=MEETING + 20)
+    (order,) = bus.said
+    assert "too few" in order.why
