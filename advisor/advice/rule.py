@@ -31,7 +31,7 @@ class Rule:
     """A rule and what is said of it.
 
     Attributes:
-        id: ``family.name``; the family is the module's name.
+        id: ``family.name``; the family is the beginning of its module's name.
         title: what is so where all is well: "Batches are ready in time".
         failure: what is so where it is not: "The loop waits for batches".
         explanation: why it costs time, how it is recognised, what the change is, when the rule stays silent.

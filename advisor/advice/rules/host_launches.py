@@ -1,0 +1,205 @@
+"""Host: launches that cost more than they start, and code that is compiled badly."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+
+import numpy as np
+
+from advisor.advice.edits import Edit, Estimate, LaunchAsGraph, Remove, Retime
+from advisor.advice.finding import Finding
+from advisor.advice.host_calls import Stretches
+from advisor.advice.loop import Loop
+from advisor.advice.rule import rule
+from advisor.advice.wording import count, duration, percent
+from advisor.trace.names import named
+from advisor.trace.nesting import Nesting
+
+#: With less idle time than this the device is the limit. Without the un-profiled step time, the profiler's
+#: own cost (1.5 to 2 times the host time) looks like idle time.
+_IDLE, _IDLE_AS_PROFILED = 0.12, 0.35
+#: Host time of a compiled region that replays its graph: guards, copies into static inputs, autograd's part.
+_REPLAY_NS = Estimate(1_200_000.0, 400_000.0, 150_000.0)
+#: What the compiler's fusion leaves of pointwise time, beside the graph.
+_FUSED_LIKELY, _FUSED_BEST = 0.85, 0.5
+_POINTWISE = ("pointwise", "norm", "dropout", "reduction", "softmax", "copy")
+_MOSTLY_PYTHON = 0.3
+
+
+@rule(
+    "host.launch_bound",
+    title="Kernels are launched faster than they run",
+    failure="The device idles because launches come too slowly",
+    source="CUDA Graphs in PyTorch (torch.cuda.graphs)\ntorch.compile documentation: mode='reduce-overhead'",
+)
+def launch_bound(loop: Loop) -> Iterator[Finding]:
+    """Each kernel costs the host some microseconds of Python, dispatcher and driver. Where kernels run
+    shorter than that, the device waits for the host, and no faster kernel helps.
+
+    A CUDA graph replays all launches by one call: `torch.compile(mode="reduce-overhead")` records them by
+    itself and fuses pointwise work too; a larger batch gives each launch more to do. Played: forward and
+    backward as one graph each, with 0.15 to 1.2 ms of host time left for either, the optimizer as it is.
+
+    Silent where the device is busy for most of the step outside batch fetches (measured against the step
+    time without the profiler: the profiler makes the host 1.5 to 2 times slower), or where kernels come from
+    graphs already.
+    """
+    loop.require(loop.timeline.steps.source != "trace", "the trace marks no steps")
+    known = loop.analysis.baseline_ns is not None
+    kernels = loop.counted & loop.in_phase("forward", "loss", "backward") & ~loop.analysis.collective
+    kernels &= (loop.rows.kind == 0) | (loop.rows.kind == 2)
+    loop.require((loop.counted & kernels).any(), "no kernel was launched by a steady step")
+    if loop.analysis.replayed[kernels].mean() > 0.5:
+        return
+    threshold = _IDLE if known else _IDLE_AS_PROFILED
+    fetches = loop.host.fetches
+    fetching = fetches.typical_ns * len(fetches) / loop.steps * loop.real_time
+    # Device work that runs beside a fetch leaves less of it for the rest of the step.
+    if loop.busy_share * loop.step_ns > (1 - threshold) * max(loop.step_ns - fetching, 1.0):
+        return
+    # Long Python between two launches is no matter of launching.
+    plain = loop.host.plain_python(at_least_ns=0.05 * loop.step_ns / loop.real_time)
+    if plain.total_ns / loop.steps * loop.real_time > _MOSTLY_PYTHON * loop.step_ns:
+        return
+    idle = 1 - loop.busy_share
+    backward = loop.in_phase("backward")
+    graphs = [np.flatnonzero(kernels & part) for part in (~backward, backward)]
+    edits: list[Edit] = [LaunchAsGraph(rows, _REPLAY_NS) for rows in graphs if len(rows)]
+    eager = kernels & np.isin(loop.family, _POINTWISE) & ~loop.kernels_named(r"^triton_")
+    rows = np.flatnonzero(eager)
+    if len(rows):
+        now = loop.rows.dur_ns[rows].astype(float)
+        edits.append(Retime(rows, Estimate(now, _FUSED_LIKELY * now, _FUSED_BEST * now)))
+    each = int((loop.counted & (loop.rows.kind == 0)).sum()) / loop.steps
+    compiled = _compiled(loop)
+    yield Finding(
+        title=f"launch-bound: the device idles {percent(idle)} of the step while the host launches "
+        f"{count(each, 'kernel')}",
+        evidence=[
+            f"the device works {duration(loop.busy_share * loop.step_ns)} of a {duration(loop.step_ns)} step",
+            f"a kernel runs {duration(float(np.median(loop.rows.dur_ns[kernels])))} (median); the host takes "
+            f"{duration(loop.step_ns / max(each, 1))} a launch",
+            f"{count(kernels.sum() / loop.steps, 'kernel')} of forward and backward would go into graphs",
+            *([f"compiled already: {compiled}"] if compiled else []),
+        ],
+        edits=edits,
+        fix='self.net = torch.compile(self.net, mode="reduce-overhead")   # in configure_model(); '
+        + ("was compiled without a mode" if compiled else "was eager")
+        + "\n# shapes must not change from step to step, and nothing inside may wait for the device\n"
+        "# or a larger batch, as far as memory and the learning rate allow",
+        fix_torch='model = torch.compile(model, mode="reduce-overhead")\n'
+        "# or torch.cuda.make_graphed_callables(model, (sample,)) for eager code",
+        risk="compilation takes tens of seconds; a graph keeps memory of its own, and the next replay "
+        "overwrites its outputs; the compiler's fusion rounds differently in the last bits",
+        confidence="modelled" if known else "heuristic",
+        note=""
+        if known
+        else "the step time without the profiler is not known, and profiling slows the host: an upper bound",
+    )
+
+
+@rule(
+    "host.zero_grad",
+    title="Gradients are dropped, not filled with zeros",
+    failure="Gradients are filled with zeros each step",
+    source="PyTorch Performance Tuning Guide: optimizer.zero_grad(set_to_none=True)",
+)
+def zero_grad(loop: Loop) -> Iterator[Finding]:
+    """`zero_grad(set_to_none=False)` writes zeros to every gradient, and backward then reads and adds to
+    them. With None, the default, backward stores its result without either.
+
+    Recognised by fills launched inside `Optimizer.zero_grad`, or by `_foreach_zero_`; the additions under
+    AccumulateGrad go as well, unless gradients are accumulated over batches. Silent where nothing is
+    filled.
+    """
+    inside = loop.host.ranges(r"^Optimizer\.zero_grad#|\.optimizer_zero_grad$")
+    nesting = Nesting(inside.track, inside.ts_ns, inside.dur_ns)
+    fills = nesting.innermost(loop.rows.track, loop.rows.launch_ts_ns) >= 0
+    fills |= loop.under(loop.ops_named(r"^aten::_foreach_zero_$")) >= 0
+    fills &= loop.counted
+    if not fills.any():
+        return
+    added = np.zeros(len(loop.rows), bool)
+    if loop.timeline.batches_per_optimizer_step == 1:
+        added = loop.counted & (loop.under(loop.ops_named(r"torch::autograd::AccumulateGrad$")) >= 0)
+    rows = np.flatnonzero(fills | added)
+    filling, adding = (
+        f"{count(part.sum() / loop.steps, 'kernel')}, {duration(loop.per_step_ns(part))}"
+        for part in (fills, added)
+    )
+    yield Finding(
+        title=f"zero_grad fills gradients: {filling} a step",
+        evidence=[f"filling: {filling} a step", f"adding to what was filled: {adding} a step"],
+        edits=[Remove(rows)],
+        fix="def optimizer_zero_grad(self, epoch, batch_idx, optimizer):     # or drop it: the default\n"
+        "    optimizer.zero_grad(set_to_none=True)",
+        fix_torch="optimizer.zero_grad(set_to_none=True)",
+        risk="p.grad is None, not zero, between steps: code that reads it must check",
+        confidence="measured",
+    )
+
+
+@rule(
+    "host.recompile",
+    title="Compiled code is compiled once",
+    failure="torch.compile compiles within the loop, or breaks the graph",
+    source="PyTorch documentation: torch.compile troubleshooting, recompilation and graph breaks",
+)
+def recompile(loop: Loop) -> Iterator[Finding]:
+    """A guard that fails (another shape, another Python number) makes Dynamo compile anew, for seconds.
+    After eight times it gives up and runs the function eagerly. What Dynamo cannot trace breaks the graph:
+    each part is a region of its own, with guards to check and nothing fused across.
+
+    Recognised by the compiler's own ranges in steady steps, and by compiled regions: their number is
+    `frame/times compiled`. Not applicable without compiled code. Many regions are told without a saving.
+    """
+    trace = loop.timeline.trace
+    stages = re.compile(
+        r"dynamo_timed|compile_inner|compile_fx_inner|backend_compile|call_user_compiler|benchmark_all_configs"
+    )
+    compiling = [
+        table.take(named(trace.names, table.name, stages.search) & loop.host.in_steady_step(table.ts_ns))
+        for table in (trace.annotations, trace.ops)
+    ]
+    stretches = Stretches.join([Stretches.of(part) for part in compiling])
+    regions = loop.ops_named(r"^Torch-Compiled Region: ") & loop.host.in_steady_step(trace.ops.ts_ns)
+    loop.require(len(stretches) or regions.any(), "nothing in the loop is compiled")
+    if len(stretches):
+        yield Finding(
+            title=f"torch.compile takes {duration(stretches.total_ns / loop.steps)} a step: "
+            "code is compiled anew",
+            evidence=[
+                f"{count(len(stretches), 'compilation')} in {count(loop.steps, 'steady step')}",
+                *_regions(loop, regions),
+            ],
+            edits=[stretches.removed],
+            fix="# TORCH_LOGS=recompiles python train.py   tells which guard failed\n"
+            "torch.compile(net, dynamic=True)   # or torch._dynamo.mark_dynamic(x, 1) for one dimension\n"
+            "DataLoader(..., drop_last=True)    # the last, smaller batch is another shape",
+            confidence="measured",
+        )
+    each = regions.sum() / loop.steps
+    if each >= 4 and 1 - loop.busy_share > _IDLE_AS_PROFILED:
+        yield Finding(
+            title=f"{count(each, 'compiled region')} a step: graph breaks, or many parts compiled one by one",
+            evidence=_regions(loop, regions),
+            edits=[],
+            fix="# TORCH_LOGS=graph_breaks python train.py   tells where and why\n"
+            "torch.compile(net, fullgraph=True)           # an error in place of a silent break",
+            confidence="heuristic",
+            note="what one graph would save is not told: it depends on what breaks it",
+        )
+
+
+def _compiled(loop: Loop) -> str:
+    listed = loop.setting("compiled_modules")
+    if isinstance(listed, list) and listed:
+        return ", ".join(str(path) or "the whole module" for path in listed[:3])
+    return "yes" if loop.ops_named("^Torch-Compiled Region: ").any() else ""
+
+
+def _regions(loop: Loop, regions: np.ndarray, most: int = 6) -> list[str]:
+    found = Counter(loop.timeline.op_name(int(op)) or "" for op in np.flatnonzero(regions).tolist())
+    return [f"{name}: {count(n / loop.steps, 'call')} a step" for name, n in found.most_common(most)]

@@ -1,0 +1,126 @@
+"""Host: calls in which the process stands still."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+
+import numpy as np
+
+from advisor.advice.edits import DropSync, HostRemove
+from advisor.advice.finding import Finding
+from advisor.advice.loop import Loop
+from advisor.advice.rule import rule
+from advisor.advice.waits import cure, host_waits, wait_lines, worst_cause
+from advisor.advice.wording import count, duration, percent
+from advisor.trace.names import named
+
+
+@rule(
+    "host.sync",
+    title="The host runs ahead of the device",
+    failure="The step makes the host wait for the device",
+    source="PyTorch Performance Tuning Guide: avoid unnecessary CPU-GPU synchronization",
+)
+def sync(loop: Loop) -> Iterator[Finding]:
+    """A value of a device tensor that Python asks for (`.item()`, `float(t)`, `.cpu()`, `print(t)`, `if t:`)
+    or a result whose size depends on data (`nonzero`, `x[mask]`, `unique`) makes the host wait until the
+    device has caught up. Meanwhile nothing is launched, and afterwards the device idles until the host is
+    ahead again.
+
+    Recognised by the calls that wait (`cudaStreamSynchronize` and its kin) in steady steps, told apart by
+    the operators around them. A GradScaler's look at its found-inf flag is a finding of its own, since it
+    has another cure. Silent about waits for copies from pageable memory, which `input.pageable_copy` tells
+    of, about those inside batch fetches, and where the host catches up without loss (the step is then the
+    device's).
+    """
+    waits = host_waits(loop)
+    loop.require(len(loop.timeline.trace.runtime), "the trace has no runtime calls")
+    own = [wait for wait in waits if wait.cause != "GradScaler"]
+    if own:
+        each, held = len(own) / loop.steps, sum(wait.dur_ns for wait in own) / loop.steps
+        yield Finding(
+            title=f"{count(each, 'sync')} a step make the host wait {duration(held)} for the device, "
+            f"first of all {worst_cause(own)}",
+            evidence=wait_lines(own, loop.steps),
+            edits=[DropSync(np.array([wait.call for wait in own], np.int64))],
+            fix=cure(own),
+            fix_torch=cure(own, plain_torch=True),
+            risk="values are seen later, and a loop that stops on NaN stops some steps later",
+            confidence="measured",
+        )
+    scaler = [wait for wait in waits if wait.cause == "GradScaler"]
+    if scaler:
+        held = sum(wait.dur_ns for wait in scaler) / loop.steps
+        yield Finding(
+            title=f"GradScaler's sync on its found-inf flag holds the host for {duration(held)} a step",
+            evidence=wait_lines(scaler, loop.steps),
+            edits=[DropSync(np.array([wait.call for wait in scaler], np.int64))],
+            fix='Trainer(precision="bf16-mixed")     # needs no scaler; from compute capability 8.0\n'
+            "# or keep fp16 with AdamW(..., fused=True): it takes the flag on the device and nothing is read",
+            fix_torch="torch.autocast('cuda', dtype=torch.bfloat16)     # without GradScaler",
+            risk="bf16 has 8 bits of precision to fp16's 11",
+            confidence="measured",
+        )
+
+
+@rule(
+    "host.allocator",
+    title="Memory comes from the caching allocator",
+    failure="The step allocates from the driver",
+    source="PyTorch CUDA semantics: memory management, PYTORCH_CUDA_ALLOC_CONF",
+)
+def allocator(loop: Loop) -> Iterator[Finding]:
+    """In a steady loop PyTorch's caching allocator serves every tensor from blocks that it holds. Calls of
+    `cudaMalloc` and `cudaFree` in steady steps show that it does not: shapes that change from batch to
+    batch, `torch.cuda.empty_cache()` in the loop, or a device so full that cached blocks are given back and
+    taken anew. Either call costs from tens of microseconds to milliseconds, and `cudaFree` waits for the
+    device.
+
+    Silent below one such call in two steps.
+    """
+    calls = loop.host.calls_named(
+        r"^(cuda|hip)(Malloc|Free|HostAlloc|MallocHost|HostMalloc|HostFree|FreeHost)$|^(cu|hip)Mem(Create|Map|Unmap|Release)$"
+    )
+    chosen = np.flatnonzero(calls & loop.host.counted)
+    if len(chosen) < max(1, 0.5 * loop.steps):
+        return
+    runtime, names = loop.timeline.trace.runtime, loop.timeline.trace.names
+    took = runtime.dur_ns[chosen]
+    by_name = Counter(names[name] for name in runtime.name[chosen].tolist())
+    frees = chosen[named(names, runtime.name[chosen], re.compile("Free|Unmap|Release").search)]
+    total = loop.setting("device", "total_memory_bytes") or loop.device.memory_bytes
+    peak = loop.setting("peak_memory_bytes", "in_window")
+    full = []
+    if peak and total and peak > 0.85 * total:
+        full = [
+            f"peak memory is {percent(peak / total)} of the device's: blocks are given back for want of room"
+        ]
+    yield Finding(
+        title=f"{count(len(chosen) / loop.steps, 'driver allocation')} or releases a step take "
+        f"{duration(took.sum() / loop.steps)}",
+        evidence=[
+            *(f"{name}: {count(n / loop.steps, 'call')} a step" for name, n in by_name.most_common()),
+            *_called_from(loop, chosen),
+            *full,
+        ],
+        edits=[
+            HostRemove(runtime.ts_ns[chosen], runtime.end_ns[chosen], runtime.track[chosen]),
+            *([DropSync(frees)] if len(frees) else []),
+        ],
+        fix="# before Python starts:\nexport PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True\n"
+        "# and: no torch.cuda.empty_cache() in the loop; pad or bucket batches to few shapes"
+        + ("; a smaller batch or activation checkpointing" if full else ""),
+        confidence="measured",
+    )
+
+
+def _called_from(loop: Loop, calls: np.ndarray, most: int = 3) -> list[str]:
+    """The operators that call, most frequent first."""
+    found = Counter(
+        (loop.host.chain(int(op)) or ["outside any operator"])[-1] for op in loop.host.op[calls].tolist()
+    )
+    return [
+        f"called by {name} ({count(n / loop.steps, 'time')} a step)" for name, n in found.most_common(most)
+    ]

@@ -1,0 +1,146 @@
+"""Launches that cost more than they start, and compiled code."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.advice.rules.steps import Step, applies, audit, loop_of, saving, training
+
+# launch-bound
+
+
+def launching(kernels: int, host_us: float, kernel_us: float):
+    def script(step: Step) -> None:
+        for i in range(kernels):
+            at = 5 + i * host_us
+            name = "aten::mul" if i % 2 else "aten::mm"
+            step.run(name, at, on_device=at + 7, dur=kernel_us, dims=[[64, 64], [64, 64]])
+
+    return script
+
+
+def test_kernels_shorter_than_their_launches_make_the_loop_launch_bound():
+    # GIVEN 100 kernels of 3 µs, each 30 µs of host time
+    loop = loop_of(launching(100, 30, 3), step_us=3_010)
+
+    (found,) = audit("host.launch_bound", loop)
+
+    assert found.title.startswith("launch-bound: the device idles 90 % of the step")
+    assert "reduce-overhead" in found.fix
+    assert found.confidence == "modelled"
+    # THEN one replay of 400 µs of host time and 300 µs of kernels is what is left
+    assert 2_000 < saving(found, loop).likely_ns < 2_900
+    assert saving(found, loop).low_ns < saving(found, loop).likely_ns < saving(found, loop).high_ns
+
+
+def test_kernels_longer_than_their_launches_do_not():
+    assert audit("host.launch_bound", loop_of(launching(100, 30, 29), step_us=3_010)) == []
+
+
+def test_idle_time_under_the_profiler_alone_proves_little():
+    # GIVEN 30 % of idle time and no step time without the profiler
+    loop = loop_of(launching(100, 30, 20), step_us=3_010, baseline=False)
+    assert audit("host.launch_bound", loop) == []
+
+    # WHEN it is half THEN it is told as an upper bound
+    (found,) = audit("host.launch_bound", loop_of(launching(100, 30, 12), step_us=3_010, baseline=False))
+    assert "upper bound" in found.note
+    assert found.confidence == "heuristic"
+
+
+def test_a_device_that_idles_during_the_fetch_alone_is_not_launch_bound():
+    def script(step: Step) -> None:
+        step.range("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", 0, 2_000)
+        launching(50, 20, 19)(_after(step, 2_000))
+
+    assert audit("host.launch_bound", loop_of(script, step_us=3_010)) == []
+
+
+def test_a_device_that_idles_during_one_long_stretch_of_python_is_not_launch_bound():
+    def script(step: Step) -> None:
+        launching(50, 10, 4)(_after(step, 2_500))
+
+    assert audit("host.launch_bound", loop_of(script, step_us=3_010)) == []
+
+
+# zero_grad, compiled code
+
+
+def test_filling_gradients_with_zeros_is_told_with_the_additions_that_follow():
+    def script(step: Step) -> None:
+        host_us = training(step)
+        step.op("torch::autograd::AccumulateGrad", host_us, 18, dims=[[64, 64]])
+        step.run("aten::add_", host_us + 2, on_device=0, dur=30)
+        step.range("Optimizer.zero_grad#AdamW.zero_grad", host_us + 30, 100)
+        for i in range(4):
+            step.run("aten::zero_", host_us + 32 + i * 20, on_device=0, dur=20, kernel="fill")
+
+    loop = loop_of(script, step_us=400)
+    (found,) = audit("host.zero_grad", loop)
+
+    assert "4 kernels, 80.0 µs" in found.title
+    assert "1 kernel, 30.0 µs" in found.evidence[1]
+    assert "set_to_none=True" in found.fix_torch
+    assert saving(found, loop).likely_ns == pytest.approx(110, abs=25)
+
+
+def test_dropping_gradients_launches_nothing_and_passes():
+    def script(step: Step) -> None:
+        step.range("Optimizer.zero_grad#AdamW.zero_grad", training(step), 100)
+
+    assert audit("host.zero_grad", loop_of(script)) == []
+
+
+def test_additions_stay_where_gradients_are_accumulated_over_batches():
+    def script(step: Step) -> None:
+        host_us = training(step)
+        step.op("torch::autograd::AccumulateGrad", host_us, 18, dims=[[64, 64]])
+        step.run("aten::add_", host_us + 2, on_device=0, dur=30)
+        step.range("Optimizer.zero_grad#AdamW.zero_grad", host_us + 30, 30)
+        step.run("aten::zero_", host_us + 32, on_device=0, dur=20, kernel="fill")
+
+    loop = loop_of(script, accumulate_grad_batches=2)
+    (found,) = audit("host.zero_grad", loop)
+
+    assert len(found.edits[0].rows) == loop.steps
+
+
+def test_compilation_in_steady_steps_is_told_with_what_it_takes():
+    def script(step: Step) -> None:
+        step.op("Torch-Compiled Region: 0/3", 0, 900)
+        step.range("_compile.compile_inner (dynamo_timed)", 10, 500)
+        training(step, at=520)
+
+    loop = loop_of(script)
+    (found,) = audit("host.recompile", loop)
+
+    assert "0.50 ms a step" in found.title
+    assert any("0/3" in line for line in found.evidence)
+    assert "dynamic=True" in found.fix
+
+
+def test_compiled_code_that_stays_compiled_passes():
+    def script(step: Step) -> None:
+        step.op("Torch-Compiled Region: 0/0", 0, 300)
+        training(step, at=10)
+
+    assert audit("host.recompile", loop_of(script)) == []
+    assert not applies("host.recompile", loop_of(training))
+
+
+def test_many_compiled_regions_in_an_idle_loop_are_graph_breaks():
+    def script(step: Step) -> None:
+        for i in range(6):
+            step.op(f"Torch-Compiled Region: {i}/0", 100 * i, 90)
+            step.run("aten::mm", 100 * i + 5, on_device=0, dur=10)
+
+    (found,) = audit("host.recompile", loop_of(script))
+
+    assert found.edits == []
+    assert "6 compiled regions a step" in found.title
+
+
+def _after(step: Step, us: float) -> Step:
+    later = Step(step.builder, step.start + us, step.number)
+    later._correlation = step._correlation + 50_000
+    return later

@@ -1,0 +1,158 @@
+"""Calls in which the host stands still."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.advice.rules.steps import Step, audit, loop_of, saving, training
+
+
+def reading(
+    step: Step, at: float, *, around: tuple[str, ...] = ("aten::item", "aten::_local_scalar_dense")
+) -> float:
+    """An operator that reads a value: a copy to the host and a wait for it; returns when it is back."""
+    end = max(step.free_at(), at + 10) + 8
+    for depth, name in enumerate(around):
+        step.op(name, at + depth * 0.5, end - at - depth)
+    step.launch("Memcpy DtoH (Device -> Pinned)", at + 3, on_device=at + 8, dur=1, cat="gpu_memcpy", bytes=4)
+    step.call("cudaStreamSynchronize", at + 6, end - at - 8)
+    return end + 2
+
+
+# sync
+
+
+def test_an_item_in_the_middle_of_the_step_is_a_sync_with_its_cost():
+    def script(step: Step) -> None:
+        back = reading(step, training(step, kernel_us=50))
+        training(step, at=back, kernel_us=50)
+
+    loop = loop_of(script, step_us=680)
+    (found,) = audit("host.sync", loop)
+
+    assert "1 sync a step" in found.title
+    assert ".item()" in found.title
+    assert "self.log" in found.fix
+    assert ".item()" in found.fix_torch
+    # THEN the device no longer waits for the launches after it
+    assert 15 < saving(found, loop).likely_ns < 80
+
+
+def test_an_item_in_a_loop_that_the_device_paces_saves_next_to_nothing():
+    # GIVEN a host that is through in 240 µs and waits for 600 at the very end
+    def script(step: Step) -> None:
+        reading(step, training(step, kernel_us=100))
+
+    loop = loop_of(script, step_us=620)
+
+    assert saving(audit("host.sync", loop)[0], loop).likely_ns < 0.05 * 620
+
+
+def test_a_loop_without_a_wait_has_no_sync_to_tell_of():
+    assert audit("host.sync", loop_of(training)) == []
+
+
+def test_a_wait_for_a_pageable_copy_is_left_to_the_copy():
+    def script(step: Step) -> None:
+        step.op("aten::copy_", 0, 90)
+        step.copy_in(1, nbytes=8_000_000, dur=50)
+        step.call("cudaStreamSynchronize", 70, 10)
+        training(step, at=100)
+
+    assert audit("host.sync", loop_of(script)) == []
+
+
+def test_a_wait_inside_a_fetch_is_left_to_the_loader():
+    def script(step: Step) -> None:
+        step.range("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", 0, 90)
+        step.call("cudaStreamSynchronize", 70, 10)
+        training(step, at=100)
+
+    assert audit("host.sync", loop_of(script)) == []
+
+
+@pytest.mark.parametrize(
+    ("around", "cause", "cure"),
+    [
+        (("aten::is_nonzero", "aten::item", "aten::_local_scalar_dense"), "condition", "torch.where(bad"),
+        (("aten::index", "aten::nonzero"), "boolean index", "torch.where(mask"),
+        (("aten::to", "aten::_to_copy", "aten::copy_"), ".cpu()", ".detach()"),
+    ],
+)
+def test_a_wait_is_told_by_what_asks_for_it(around, cause, cure):
+    def script(step: Step) -> None:
+        training(step, at=reading(step, training(step), around=around))
+
+    (found,) = audit("host.sync", loop_of(script))
+
+    assert cause in found.title
+    assert cure in found.fix
+
+
+def test_a_bare_synchronisation_is_told_as_one():
+    def script(step: Step) -> None:
+        step.call("cudaDeviceSynchronize", training(step), 200)
+
+    assert "torch.cuda.synchronize()" in audit("host.sync", loop_of(script))[0].title
+
+
+def test_the_python_frame_of_a_wait_is_named_where_the_trace_has_stacks():
+    def script(step: Step) -> None:
+        step.builder.python("train.py(12): training_step", step.start, 900)
+        step.builder.python("torch/_tensor.py(40): __float__", step.start + 50, 800)
+        reading(step, training(step))
+
+    (found,) = audit("host.sync", loop_of(script))
+
+    assert "train.py(12): training_step" in found.evidence[0]
+
+
+def test_gradscaler_has_a_cure_of_its_own():
+    def script(step: Step) -> None:
+        host_us = training(step)
+        step.run("aten::_amp_foreach_non_finite_check_and_unscale_", host_us, on_device=0, dur=5)
+        back = reading(step, host_us + 20)
+        step.run("aten::_amp_update_scale_", back, on_device=0, dur=2)
+
+    (found,) = audit("host.sync", loop_of(script))
+
+    assert "GradScaler" in found.title
+    assert "bf16-mixed" in found.fix
+    assert "fused=True" in found.fix
+
+
+# allocator
+
+
+def test_allocations_from_the_driver_in_steady_steps_are_told():
+    def script(step: Step) -> None:
+        step.op("aten::empty", 0, 350)
+        step.call("cudaFree", 10, 200)
+        step.call("cudaMalloc", 220, 100)
+        training(step, at=400)
+
+    loop = loop_of(script)
+    (found,) = audit("host.allocator", loop)
+
+    assert "0.30 ms" in found.title
+    assert any("aten::empty" in line for line in found.evidence)
+    assert "expandable_segments" in found.fix
+
+
+def test_one_allocation_in_the_whole_capture_is_left_alone():
+    def script(step: Step) -> None:
+        if step.number == 2:
+            step.call("cudaMalloc", 10, 100)
+        training(step, at=120)
+
+    assert audit("host.allocator", loop_of(script, count=6)) == []
+
+
+def test_a_full_device_is_told_as_the_cause_of_allocations():
+    def script(step: Step) -> None:
+        step.call("cudaFree", 10, 200)
+        training(step, at=220)
+
+    loop = loop_of(script, peak_memory_bytes={"in_window": 95}, device={"total_memory_bytes": 100})
+
+    assert any("95 %" in line for line in audit("host.allocator", loop)[0].evidence)
