@@ -9,9 +9,15 @@ from types import SimpleNamespace as Plain
 import pytest
 import torch
 
+from advisor import TrainingAdvisor
 from advisor.capture import swapping, swapping_steps
 from advisor.capture.swapping import MEETING, State, Swapping
+from advisor.swap.modules import MARK
 from advisor.swap.site import Candidate, Outcome, Site
+
+from . import planted
+from .planted import SlowScale, plant, slow_model
+from .tiny import make_trainer, rows
 
 BATCHES = 2 * MEETING + 60
 RANKS = 2
@@ -186,3 +192,31 @@ def test_too_few_batches_are_rank_0s_to_see(tmp_path):
     _, bus, _ = run(tmp_path, batches=MEETING + 20)
     (order,) = bus.said
     assert "too few" in order.why
+
+
+@pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no distributed package")
+def test_two_processes_of_ddp_swap_alike_and_save_plain_checkpoints(pl, tmp_path, monkeypatch):
+    # GIVEN two forked processes, and a planted candidate that is exact
+    monkeypatch.setattr(swapping, "MEETING", 8)
+    plant(monkeypatch, planted.fast())
+
+    class Notes(pl.Callback):
+        def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+            if batch_idx == 70:
+                swapped = [hasattr(type(m), MARK) for m in pl_module.modules() if isinstance(m, SlowScale)]
+                (tmp_path / f"seen{trainer.global_rank}").write_text(json.dumps(swapped))
+                trainer.save_checkpoint(tmp_path / "swapped.ckpt")
+
+    callback = TrainingAdvisor(stages=("validate",), swap=["norm"])
+    trainer = make_trainer(pl, tmp_path, callback, Notes(), devices=2, strategy="ddp_fork")
+
+    # WHEN they train
+    trainer.fit(slow_model(pl), rows(160))  # 80 on each
+
+    # THEN both were swapped, and the checkpoint is a plain model's, bit for bit
+    assert [json.loads((tmp_path / f"seen{rank}").read_text()) for rank in (0, 1)] == [[True, True]] * 2
+    assert json.loads((tmp_path / "advisor" / "swaps.json").read_text())["kept"] is True
+    saved = torch.load(tmp_path / "swapped.ckpt", weights_only=False)["state_dict"]
+    model = slow_model(pl)
+    model.load_state_dict(saved)
+    assert all(torch.equal(value, saved[name]) for name, value in model.state_dict().items())
