@@ -334,7 +334,7 @@ MISSES = {
     ),
     "values on the left": (lambda q, k, v: v.mT @ (q @ k.mT).softmax(-1), ""),
     "weights transposed": (lambda q, k, v: (q @ k.mT).softmax(-1).mT @ v, ""),
-    "a second product in between": (lambda q, k, v: ((q @ k.mT) @ k @ k.mT + v @ q.mT).softmax(-1) @ v, "no product"),
+    "two products": (lambda q, k, v: (q @ k.mT + v @ q.mT).softmax(-1) @ v, "no product"),
     "values broadcast": (lambda q, k, v: (q @ k.mT).softmax(-1) @ v[:, :1], ""),
     "its own mask": (lambda q, k, v: (lambda s: (s + s).softmax(-1) @ v)(q @ k.mT), "no product"),
 }  # fmt: skip

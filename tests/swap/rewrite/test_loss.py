@@ -46,7 +46,7 @@ def test_settings_are_carried():
 NO_LOSS = {
     "class weights": (lambda x, y: F.cross_entropy(x, y, weight=torch.ones(V)), "weights"),
     "probabilities": (lambda x, y: F.cross_entropy(x, F.one_hot(y, V).float()), "probabilities"),
-    "log-softmax over rows": (lambda x, y: F.nll_loss(F.log_softmax(x, dim=0), y), "does not go over the classes"),
+    "over rows": (lambda x, y: F.nll_loss(F.log_softmax(x, dim=0), y), "does not go over the classes"),
     "a softmax": (lambda x, y: F.nll_loss(F.softmax(x, dim=1).log(), y), ""),
     "class weights of parts": (lambda x, y: F.nll_loss(x.log_softmax(1), y, torch.ones(V)), "weights"),
     "the log-softmax returned": (
