@@ -65,6 +65,30 @@ def hard(example: Example) -> Iterator[tuple[str, Example]]:
         yield name, changed(example, make, parameters=make is _anew)
 
 
+def narrowed(example: Example, elements: int = 2**18) -> Example:
+    """The call with fewer rows: tensors are cut along the first dimension, where all have as many as the first.
+
+    Hard values are as hard in a few rows, and float64 is slow on most GPUs. Whether the call still works is
+    for the caller to see.
+    """
+    leaves = tree_flatten((example.args, dict(example.kwargs)))[0]
+    inputs = [t for t in leaves if isinstance(t, Tensor) and t.dim()]
+    largest = max((t.numel() for t in inputs), default=0)
+    if largest <= elements:
+        return example
+    rows = inputs[0].shape[0]
+    kept = max(1, rows * elements // largest)
+
+    def cut(t: Tensor) -> Tensor:
+        if id(t) not in {id(x) for x in inputs} or t.shape[0] != rows:
+            return t
+        return copied(t[:kept].detach().requires_grad_(t.requires_grad))
+
+    modules = {id(m): m for m in leaves if isinstance(m, nn.Module)}
+    args = tuple(a if id(a) in modules else remade(a, cut) for a in example.args)
+    return replace(example, args=args, kwargs={k: remade(v, cut) for k, v in example.kwargs.items()})
+
+
 def not_a_number(example: Example) -> Example:
     """The call with one NaN in each input."""
 

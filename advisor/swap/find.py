@@ -103,6 +103,7 @@ class ModuleFinder:
                 groups[key] = site_or_reason
             elif site_or_reason:
                 self.skipped.append(Skipped(path, type(module).__name__, site_or_reason))
+        self._watch = None  # it holds on to copies of the loop's tensors
         return sorted(groups.values(), key=lambda s: -size_bytes(s.examples[0].args[1:]) * s.calls_per_step)
 
     def changes(self, outcomes: list[Outcome]) -> list[Change]:

@@ -77,6 +77,7 @@ def swap_model(
             loss(result)
     swapper.decide()
     swapper.apply()
+    swapper.release()
     return swapper
 
 

@@ -67,7 +67,7 @@ class Swapper:
         self.journal = Journal()
         self._progress = progress
         self._finders: list[Finder] = []
-        self._sites: list[Site] = []
+        self._sites: list[Site] | None = None
         if not self.unable:
             with self._guarded("the model could not be searched"):
                 self._finders = [ModuleFinder(model, self.kinds)]
@@ -96,7 +96,8 @@ class Swapper:
 
     def sites(self) -> list[Site]:
         """What was found in the step that was watched."""
-        if not self._sites:
+        if self._sites is None:
+            self._sites = []
             with self._guarded("sites could not be found"):
                 self._sites = [site for finder in self._finders for site in finder.sites()]
         return self._sites
@@ -135,6 +136,11 @@ class Swapper:
                 for change in finder.changes(own):
                     self.journal.make(change)
         return self.applied
+
+    def release(self) -> None:
+        """Let go of copies of the loop's tensors; what is in force stays, nothing more can be applied."""
+        for site in self._sites or ():
+            site.examples.clear()
 
     def toggle(self, on: bool) -> None:
         """Take everything back for a while, or put it in force again."""

@@ -504,3 +504,45 @@ def test_the_bundled_kernels_train_as_the_originals_do() -> None:
         loop.step()
     assert {o.chosen.source for o in swapper.applied} == {"bundled"}
     torch.testing.assert_close(loop.losses, expected.losses, rtol=1e-5, atol=1e-6)
+
+
+def shard(net: nn.Module) -> nn.Module:
+    from torch.distributed.fsdp import fully_shard
+
+    for block in net[0].blocks:
+        fully_shard(block)
+    fully_shard(net[0].norm)
+    return fully_shard(net)
+
+
+@pytest.mark.skipif(not dist.is_available(), reason="torch without distributed")
+@pytest.mark.usefixtures("single_process")
+@pytest.mark.parametrize("order", ["sharded, then swapped", "swapped, then sharded"])
+def test_with_fully_shard_before_or_after_the_loop_goes_on_as_without_swap(plant, order) -> None:
+    plant(same_norm)
+    first = order.startswith("sharded")
+
+    def losses(swapped: bool) -> list[float]:
+        loop = Loop()
+        if first:
+            shard(loop.net)
+            loop.optimizer = torch.optim.AdamW(loop.net.parameters(), lr=1e-2)
+        swapper = Swapper(loop.net, kinds="norm", terms=terms(FAVOURED), allow_cpu=True)
+        with swapper.watch():
+            loop.step()
+        if swapped:
+            swapper.decide()
+            swapper.apply()
+            assert len(swapped_norms(loop.net)) == 3
+        if not first:
+            shard(loop.net)
+            loop.optimizer = torch.optim.AdamW(loop.net.parameters(), lr=1e-2)
+        loop.step()
+        # WHEN all is restored, the sharded modules stay sharded
+        swapper.restore()
+        assert swapped_norms(loop.net) == []
+        assert type(loop.net[0].norm).__name__ == "FSDPLlamaNorm"
+        loop.step()
+        return loop.losses
+
+    assert losses(swapped=True) == losses(swapped=False)

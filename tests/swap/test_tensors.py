@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from advisor.swap.adversaries import VALUES, changed, hard, not_a_number
+from advisor.swap.adversaries import VALUES, changed, hard, narrowed, not_a_number
 from advisor.swap.site import Example
 from advisor.swap.tensors import copied, has_hooks, remade, stand_in
 
@@ -97,3 +97,19 @@ def test_values_of_an_expanded_tensor_stay_equal_along_the_expansion() -> None:
 def test_one_nan_is_put_into_each_input() -> None:
     made = not_a_number(Example((torch.randn(3, 4, requires_grad=True),)))
     assert int(made.args[0].isnan().sum()) == 1
+
+
+def test_a_call_is_narrowed_along_the_rows_that_its_inputs_share() -> None:
+    module, weight = nn.LayerNorm(8), torch.randn(8, 8)
+    x, target = torch.randn(64, 8, requires_grad=True), torch.arange(64)
+    few = narrowed(Example((module, x, weight), {"target": target}), elements=128)
+    assert few.args[0] is module
+    assert torch.equal(few.args[1], x[:16])
+    assert few.args[1].requires_grad
+    assert few.args[2] is weight
+    assert torch.equal(few.kwargs["target"], target[:16])
+
+
+def test_a_small_call_is_not_narrowed() -> None:
+    example = Example((torch.randn(4, 4),))
+    assert narrowed(example) is example

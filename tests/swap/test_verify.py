@@ -215,3 +215,25 @@ def test_dropout_of_another_law_is_refused(call, words: str) -> None:
 
 
 _OWN = torch.Generator().manual_seed(0)
+
+
+def test_hard_values_are_tried_on_few_rows_where_the_original_takes_fewer() -> None:
+    rows: list[int] = []
+
+    def counted(module: nn.Module, x: Tensor) -> Tensor:
+        rows.append(x.shape[0])
+        return planted.SlowNorm.forward(module, x)
+
+    made = site(counted, shape=(2**16, 8))
+    assert verify(made, made.candidates[0]).refused == ""
+    assert rows[:2] == [2**16, 2**16]
+    assert set(rows[2:]) == {2**15}
+
+
+def test_hard_values_are_tried_on_all_rows_where_the_original_does_not_take_fewer() -> None:
+    def original(module: nn.Module, x: Tensor) -> Tensor:
+        return planted.SlowNorm.forward(module, x.view(2**16, 8))
+
+    made = site(candidate(original), shape=(2**16, 8))
+    made.original = original
+    assert verify(made, made.candidates[0]).refused == ""
