@@ -99,6 +99,11 @@ def _scaled(value: float | None, scale: float, unit: str = "", digits: int = 4) 
     return "–" if value is None else f"{value / scale:,.{digits}g}{unit}"
 
 
+def _brief(peak: float | None) -> str:
+    """TFLOP/s in at most five characters, so that the list fits 80 columns."""
+    return "–" if peak is None else f"{peak / 1e12:,.0f}" if peak >= 1e14 else _scaled(peak, 1e12, digits=3)
+
+
 def _sheet(device: Device, measured: Measured | None) -> str:
     lines = [f"{device.name} ({device.matched}; figures: {device.roofs})"]
     if device.note:
@@ -135,7 +140,7 @@ def _print_table(rows: dict[str, Row] | Any, measured: dict[str, Measured]) -> N
 
     from advisor.roofline.devices import device_of_row
 
-    table = Table(box=None, header_style="bold", pad_edge=False)
+    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("device", no_wrap=True)
     for title in ("GiB", "TB/s", "bf16", "fp16", "tf32", "fp8", "fp32", "fp64", "ridge", "link"):
         table.add_column(title, justify="right", no_wrap=True)
@@ -146,11 +151,8 @@ def _print_table(rows: dict[str, Row] | Any, measured: dict[str, Measured]) -> N
         table.add_row(
             f"{row.key}*" if row.user else row.key,
             _scaled(device.memory_bytes, 2**30, digits=3),
-            _scaled(device.bandwidth_bytes_per_s, 1e12),
-            *(
-                _scaled(device.peak(f"tensor_{kind}"), 1e12, digits=4)
-                for kind in ("bf16", "fp16", "tf32", "fp8")
-            ),
+            _scaled(device.bandwidth_bytes_per_s, 1e12, digits=3),
+            *(_brief(device.peak(f"tensor_{kind}")) for kind in ("bf16", "fp16", "tf32", "fp8")),
             *(_scaled(device.peak(f"vector_{kind}"), 1e12, digits=3) for kind in ("fp32", "fp64")),
             "–" if ridge is None else f"{ridge:.0f}",
             _scaled(device.link_bytes_per_s, 1e9, digits=3),
@@ -158,8 +160,9 @@ def _print_table(rows: dict[str, Row] | Any, measured: dict[str, Measured]) -> N
     console = Console()
     console.print(table)
     console.print(
-        "Dense TFLOP/s (fp32, fp64: outside the matrix units); ridge in FLOP/byte for bf16, else fp16;\n"
-        "link to the host in GB/s each way. `advisor devices NAME` shows all figures and their sources.",
+        "Dense TFLOP/s (fp32, fp64: outside the matrix units); ridge in FLOP/byte for\n"
+        "bf16, else fp16; link to the host in GB/s each way. `advisor devices NAME` shows\n"
+        "all figures and their sources.",
         highlight=False,
     )
     if any(row.user for row in rows.values()):

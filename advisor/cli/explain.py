@@ -54,6 +54,6 @@ def _as_dict(rule: Rule) -> dict[str, Any]:
 def _page(rule: Rule) -> str:
     parts = [f"{rule.id}: {rule.failure}", rule.explanation]
     if rule.source:
-        parts.append(f"Source: {rule.source}")
-    parts.append(f"Where all is well: {rule.title}.")
+        parts.append("\n".join(["Sources:", *(f"- {line}" for line in rule.source.splitlines())]))
+    parts.append(f"Where it finds nothing, the report says: {rule.title}.")
     return "\n\n".join(parts)

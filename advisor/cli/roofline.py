@@ -34,7 +34,12 @@ _PIPES = {
     metavar="M N K",
     help="A matrix product, (M, K) by (K, N), each element moved once.",
 )
-@click.option("--dtype", type=click.Choice(list(_PIPES)), help="Format of the operands.  [default: bf16]")
+@click.option(
+    "--dtype",
+    type=click.Choice(list(_PIPES)),
+    help="Format of the operands: which peak of the device counts, and the bytes of --gemm; fp32 is without "
+    "TF32.  [default: bf16, or fp16 where the device lacks it]",
+)
 @click.option("--device", "device_name", metavar="NAME", help="Take the roofs of this device, or TOML file.")
 @click.option("--peak", type=Quantity("flops_per_s"), help="Peak rate, instead of the device's.")
 @click.option("--bandwidth", type=Quantity("bytes_per_s"), help="Memory bandwidth, instead of the device's.")

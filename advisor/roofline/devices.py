@@ -201,15 +201,17 @@ def _row_of_name(rows: Mapping[str, Row], override: str) -> Row:
         named
         or [row for row in rows.values() if _matches(row, name)]
         or [row for row in rows.values() if _solid(name) in map(_solid, _names(row))]
+        # "4090": the number alone, where only one row's name ends in it.
+        or [row for row in rows.values() if any(one.endswith(f" {name}") for one in _names(row))]
     )
     if len(found) == 1:
         return found[0]
     if found:
-        raise UsageError(f"--device {override!r} may be {_list(found)}: give one of these")
+        raise UsageError(f"device {override!r} may be {_list(found)}: give one of these")
     known = sorted({*rows, *(alias for row in rows.values() for alias in row.aliases)})
     close = difflib.get_close_matches(name.replace(" ", "-"), known, n=4, cutoff=0.4)
     hint = f"; the closest are {', '.join(close)}" if close else ""
-    raise UsageError(f"--device {override!r} is not known{hint}; `advisor devices` lists all")
+    raise UsageError(f"device {override!r} is not known{hint}; `advisor devices` lists all")
 
 
 def _row_of_file(path: Path, properties: Mapping[str, Any] | None) -> Row:

@@ -17,7 +17,9 @@ def no_table_of_the_user(tmp_path, monkeypatch) -> None:
 def test_the_table_has_every_row_with_its_ridge_uncut_at_eighty_columns(capsys, monkeypatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     main(["devices"])
-    lines = {line.split()[0]: line.split() for line in capsys.readouterr().out.splitlines() if line.strip()}
+    out = capsys.readouterr().out
+    assert "…" not in out
+    lines = {line.split()[0]: line.split() for line in out.splitlines() if line.strip()}
     for key in builtin_rows():
         assert len(lines[key]) == 11
     assert lines["a100"][9] == "156"

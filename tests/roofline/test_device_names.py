@@ -136,6 +136,7 @@ def test_a_name_that_fits_two_rows_is_left_unknown_and_names_both() -> None:
         ("v100", "v100-sxm2-32gb"),
         ("MI300X", "mi300x"),
         ("rtx5090", "rtx-5090"),
+        ("4090", "rtx-4090"),
         ("RTX 2080Ti", "rtx-2080-ti"),
         ("a100sxm80gb", "a100-sxm-80gb"),
     ],
@@ -152,6 +153,11 @@ def test_the_users_word_wins_over_the_trace_and_the_traces_name_stays() -> None:
 def test_an_unknown_device_option_names_the_closest_ones() -> None:
     with pytest.raises(UsageError, match=r"'H10'.*h100"):
         find_device(None, override="H10")
+
+
+def test_a_number_that_ends_no_name_is_not_guessed_at() -> None:
+    with pytest.raises(UsageError, match=r"device 'mi300' is not known; the closest are mi300x"):
+        find_device(None, override="mi300")
 
 
 def test_an_ambiguous_device_option_lists_what_it_may_be() -> None:
