@@ -183,8 +183,10 @@ class _View:
 
     def _saving(self, found: Finding | Together) -> Text:
         saving = found.saving_ms
-        if saving is None or saving.likely <= 0:
-            return self._text(fmt.MISSING if saving is None else "0", "dim")
+        if saving is None:
+            return self._text(fmt.MISSING, "dim")
+        if findings_view.is_nothing(found):
+            return self._text("0", "dim")
         return self._text(f"−{fmt.duration(saving.likely)}", "bold green")
 
     def _bars(self, bars: list[breakdown.Bar]) -> Table:

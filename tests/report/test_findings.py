@@ -26,7 +26,19 @@ def test_a_saving_that_may_be_a_loss_says_so() -> None:
     saving = model.Saving(low=-2.0, likely=0.0, high=0.5)
     finding = model.Finding(rule="a.b", title="t", saving_ms=saving, saving_fraction=0.0)
     assert findings_view.gain(finding) == "likely saves nothing"
-    assert findings_view.between(saving) == "between a loss of 2.00 ms and 500 µs"
+    assert findings_view.between(saving) == "between 2.00 ms slower and 500 µs faster"
+
+
+def test_a_saving_too_small_to_see_is_told_as_none_everywhere(rich_report: model.Report) -> None:
+    # GIVEN a likely saving of a thousandth of the step
+    saving = model.Saving(low=-1.0, likely=0.05, high=1.0)
+    finding = model.Finding(rule="a.b", title="t", saving_ms=saving, saving_fraction=0.001)
+    rich_report.findings, rich_report.together = [finding], None
+    # WHEN it is told on the terminal THEN it reads as on the page: nothing
+    out = io.StringIO()
+    terminal.render(rich_report, Console(file=out, width=120))
+    assert findings_view.gain(finding) == "likely saves nothing"
+    assert "50.0 µs" not in out.getvalue()
 
 
 def test_an_unknown_saving_is_not_nought() -> None:
@@ -80,7 +92,7 @@ def test_every_renderer_tells_change_note_and_what_passed(rich_report: model.Rep
         assert "waits for its input" in shown
         assert "advisor explain shapes.vocabulary" in on_terminal
     assert "likely saves nothing" in page
-    assert "a loss of 400 µs" in page
+    assert "400 µs slower" in page
     assert "Without Lightning" in page
     assert "torch.nn.Linear(768, 50304" in page
     assert "1 check passed, 1 did not apply" in page

@@ -234,7 +234,7 @@ def test_without_swaps_no_renderer_mentions_them(rich_report: model.Report) -> N
 def test_a_loss_is_told_as_a_loss() -> None:
     steps = model.SwapSteps(saving_ms=model.Saving(low=-3.0, likely=-2.0, high=-1.0))
     told = dict(swaps_view.figures(steps))["A step saves"]
-    assert told == "a loss of 2.00 ms, between a loss of 3.00 ms and 0 ms with 95% confidence"
+    assert told == "a loss of 2.00 ms, up to 3.00 ms slower with 95% confidence"
     assert dict(swaps_view.figures(model.SwapSteps()))["A step saves"] == "—"
 
 
