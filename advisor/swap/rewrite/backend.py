@@ -19,7 +19,7 @@ from advisor.swap.site import Candidate, Example, Outcome, Site
 from advisor.swap.tensors import size_bytes
 
 from . import checkpointing
-from .collect import Collector
+from .collect import Budget, Collector
 from .constants import Proof
 from .edit import copy_of, original_of, replaced
 from .facts import Facts, Refusal
@@ -167,15 +167,15 @@ class Rewriter:
         """Whether a match of this key has been decided upon, if at another size."""
         return key.exact in self._decided or key.loose in self._loose
 
-    def gather(self, level: _Level, at: str) -> Callable[[Found, Example], None]:
-        """What takes examples of the sites of a graph."""
-
-        def keep(found: Found, example: Example) -> None:
-            known = self._gathered.get(level.keys[level.found.index(found)].exact)
-            if known is not None and known.example is None:
-                known.example = example
-
-        return keep
+    def keep(self, found: Found, key: Key, example: Example | None) -> None:
+        """Take in an example of a site."""
+        known = self._gathered.get(key.exact)
+        if example is None:
+            why = f"its inputs do not fit into the {self.memory_bytes / 2**20:.0f} MiB for examples"
+            refusal = Refusal(found.match.pattern, found.where, why)
+            self.refusals += [refusal] if refusal not in self.refusals else []
+        elif known is not None and known.example is None:
+            known.example = example
 
     def note_call(self, level: _Level, found: Found, key: Key) -> bool:
         """Count a call of a site; whether an example of it is wanted still."""
@@ -187,10 +187,10 @@ class Rewriter:
         known.calls += 1
         return known.example is None
 
-    def is_full(self, more: int) -> bool:
-        """Whether so many bytes more would be too many."""
+    def budget(self) -> Budget:
+        """What examples may take besides those at hand."""
         kept = [g.example.args for g in self._gathered.values() if g.example is not None]
-        return size_bytes(kept) + more > self.memory_bytes
+        return Budget(self.memory_bytes - size_bytes(kept))
 
     def forget_examples(self) -> None:
         """Let go of the copies; sites that were handed out keep theirs."""
@@ -317,13 +317,13 @@ class Traced:
             for found, key in zip(level.found, level.keys, strict=True):
                 if found in waiting and rewriter.note_call(level, found, key):
                     wanted.setdefault(level.name, []).append(found)
-        by_found = {f: level for level in self.levels for f in level.found}
+        keys = {f: key for level in self.levels for f, key in zip(level.found, level.keys, strict=True)}
 
-        def keep(found: Found, example: Example) -> None:
-            rewriter.gather(by_found[found], "")(found, example)
+        def keep(found: Found, example: Example | None) -> None:
+            rewriter.keep(found, keys[found], example)
 
         inner = {level.name: wanted.get(level.name, []) for level in self.levels if level.name}
-        return Collector(self._gm, wanted.get("", []), keep, rewriter.is_full, inner).run(*args)
+        return Collector(self._gm, wanted.get("", []), keep, rewriter.budget(), inner).run(*args)
 
     def _rewrite(self) -> None:
         self._version = self._rewriter.version

@@ -15,7 +15,29 @@ from advisor.swap.tensors import copied, plain
 from . import checkpointing
 from .match import Found
 
-Keep = Callable[[Found, Example], None]
+Keep = Callable[[Found, Example | None], None]
+
+
+class Budget:
+    """Bytes that copies may still take."""
+
+    def __init__(self, left_bytes: int) -> None:
+        self.left_bytes = left_bytes
+
+    def take(self, more_bytes: int) -> bool:
+        """Whether there are so many left, which then are taken."""
+        if more_bytes > self.left_bytes:
+            return False
+        self.left_bytes -= more_bytes
+        return True
+
+
+def _span_bytes(tensor: Tensor) -> int:
+    """Memory between a tensor's first and last element, all of which a copy with its strides takes."""
+    if not tensor.numel():
+        return 0
+    span = 1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+    return span * tensor.element_size()
 
 
 class Collector(Interpreter):
@@ -24,8 +46,8 @@ class Collector(Interpreter):
     Args:
         gm: the graph.
         wanted: its sites.
-        keep: told each site's example, once a run.
-        full: whether copies of so many bytes are too much.
+        keep: told each site's example, or None where its inputs did not fit, once a run.
+        budget: for the copies.
         inner: for each checkpointed part, by its module's name, the sites in it.
     """
 
@@ -34,11 +56,11 @@ class Collector(Interpreter):
         gm: GraphModule,
         wanted: Sequence[Found],
         keep: Keep,
-        full: Callable[[int], bool],
+        budget: Budget,
         inner: Mapping[str, Sequence[Found]] | None = None,
     ) -> None:
         super().__init__(gm)
-        self._keep, self._full, self._inner = keep, full, inner or {}
+        self._keep, self._budget, self._inner = keep, budget, inner or {}
         self._ending: dict[Node, list[Found]] = {}
         self._inputs: set[Node] = set()
         for found in wanted:
@@ -55,7 +77,7 @@ class Collector(Interpreter):
         value = super().run_node(n)
         if n in self._inputs and not isinstance(value, Tensor):
             self._copies[n] = value
-        elif n in self._inputs and plain(value) and not self._full(value.numel() * value.element_size()):
+        elif n in self._inputs and plain(value) and self._budget.take(_span_bytes(value)):
             with torch.no_grad():
                 self._copies[n] = copied(value)
         return value
@@ -71,12 +93,13 @@ class Collector(Interpreter):
         name = next((k for k, v in self.module.named_children() if v is args[0]), "")
         if name not in self._inner:
             return super().call_function(target, args, kwargs)
-        body = Collector(args[0], self._inner[name], self._keep, self._full)
+        body = Collector(args[0], self._inner[name], self._keep, self._budget)
         return checkpointing.run(lambda *given: body.run(*given), *args[1:], **kwargs)
 
     def _hand_on(self, found: Found) -> None:
         nodes = (*found.match.inputs, *found.extra)
         if any(n not in self._copies for n in nodes):
+            self._keep(found, None)
             return
         args = tuple(self._copies[n] for n in nodes)
         kind = next((a.device.type for a in args if isinstance(a, Tensor)), "cpu")

@@ -112,8 +112,11 @@ class StepRewrite:
         own = self.module.__dict__.get(self.method)
         if own is not None and not (self._settings["inner"] and self._is_compiled_whole()):
             return f"{self.method} is set on the object itself, which hides its class's"
-        if not isinstance(getattr(type(self.module), self.method, None), types.FunctionType):
+        function = getattr(type(self.module), self.method, None)
+        if not isinstance(function, types.FunctionType):
             return f"{type(self.module).__name__}.{self.method} is no plain method"
+        if getattr(function, "_torchdynamo_disable", False):
+            return f"{type(self.module).__name__}.{self.method} is marked as not to be traced"
         if self._settings["inner"] is None:
             compiled = compiled_part(self.module)
             if compiled:

@@ -7,7 +7,7 @@ import torch
 
 from advisor.swap.rewrite.wrap import StepRewrite
 from advisor.swap.site import Outcome
-from tests.swap.rewrite.models import GPT, BertBlock, Llama, ViTBlock, T, C, batch
+from tests.swap.rewrite.models import GPT, BertBlock, C, Llama, T, ViTBlock, batch
 
 
 def decided(rewrite, call, source="torch"):
@@ -45,7 +45,9 @@ def trains_alike(module, rewrite, call):
     torch.testing.assert_close(loss, expected, rtol=1e-5, atol=1e-6)
     assert grads.keys() == wanted.keys()
     for name, grad in grads.items():
-        torch.testing.assert_close(grad, wanted[name], rtol=1e-3, atol=1e-5, msg=lambda m, n=name: f"{n}: {m}")
+        torch.testing.assert_close(
+            grad, wanted[name], rtol=1e-3, atol=1e-5, msg=lambda m, n=name: f"{n}: {m}"
+        )
 
 
 @pytest.mark.parametrize("source", ["torch", "bundled"])
