@@ -65,14 +65,27 @@ def _weigh(one: Rule, finding: Finding, loop: Loop) -> Advice | None:
     if not finding.edits:
         return Advice(one.id, finding, None)
     found = loop.replay.outcome(finding.edits)
-    if loop.step_ns - found.shortest_ns < NEGLIGIBLE * loop.step_ns and not finding.note:
+    worth = NEGLIGIBLE * loop.step_ns
+    at_best, likely = loop.step_ns - found.shortest_ns, loop.step_ns - found.likely_ns
+    # A change that likely costs time is no advice.
+    if (at_best < worth or likely < -worth) and not finding.note:
         return None
     return Advice(one.id, finding, _saving(found, loop.replay))
 
 
 def _together(advice: Sequence[Advice], loop: Loop) -> tuple[Saving, list[str]] | None:
-    top = [a for a in advice if a.saving and a.saving.likely_ns > NEGLIGIBLE * loop.step_ns][:_TOP]
-    if not top:
-        return None
-    edits = [edit for a in top for edit in a.finding.edits]
-    return saving_of(edits, loop.replay), [a.rule for a in top]
+    """What the top findings save when all are done, without those that add nothing to the ones before."""
+    worth = NEGLIGIBLE * loop.step_ns
+    edits: list[Edit] = []
+    rules: list[str] = []
+    step_ns = loop.step_ns
+    for one in advice:
+        if len(rules) == _TOP or one.saving is None or one.saving.likely_ns <= worth:
+            break
+        with_it = [*edits, *one.finding.edits]
+        played_ns = loop.replay.step_ns(with_it)
+        if rules and played_ns > step_ns - worth:
+            continue
+        edits, step_ns = with_it, played_ns
+        rules.append(one.rule)
+    return (saving_of(edits, loop.replay), rules) if rules else None

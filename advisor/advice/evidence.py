@@ -32,7 +32,7 @@ def kernel_lines(loop: Loop, rows: Iterable[int], limit: int = 4) -> list[str]:
             time[key][1] += loop.rows.dur_ns[row] / loop.steps
     worst = sorted(time.items(), key=lambda item: -item[1][1])[:limit]
     return [
-        f"{op or 'no operator'}: {count(number, 'launch').replace('launchs', 'launches')} of "
+        f"{op or 'no operator'}: {count(number, 'launch')} of "
         f"{short_kernel(kernel)}, {duration(spent)} ({percent(loop.share(spent))})"
         for (op, kernel), (number, spent) in worst
     ]

@@ -163,15 +163,16 @@ class HostSide:
             np.concatenate([table.end_ns for table in tables]),
         )
 
+    @cached_property
+    def _busy_or_fetching(self) -> tuple[np.ndarray, np.ndarray]:
+        """The same with batch fetches: while no thread does anything else, all of them wait for one."""
+        begin, end = self._busy
+        fetches = self.fetches
+        return merged(np.concatenate([begin, fetches.start_ns]), np.concatenate([end, fetches.end_ns]))
+
     def gaps(self, start_ns: int, end_ns: int) -> tuple[np.ndarray, np.ndarray]:
         """Stretches of an interval in which no operator and no call runs on any thread; int64 each."""
-        begin, end = self._busy
-        own = slice(np.searchsorted(end, start_ns, "right"), np.searchsorted(begin, end_ns, "left"))
-        begin, end = begin[own], end[own]
-        free_from = np.maximum(np.concatenate([[start_ns], end]), start_ns)
-        free_to = np.minimum(np.concatenate([begin, [end_ns]]), end_ns)
-        free = free_to > free_from
-        return free_from[free], free_to[free]
+        return _free(*self._busy, start_ns, end_ns)
 
     def plain_python(self, at_least_ns: float) -> Stretches:
         """Long stretches of steady steps with no operator and no call on any thread, outside fetches.
@@ -187,13 +188,11 @@ class HostSide:
             return Stretches.none()
         track, found = int(np.bincount(own).argmax()), []
         for step in np.flatnonzero(timeline.steady).tolist():
-            begins, ends = self.gaps(int(timeline.steps.start_ns[step]), int(timeline.steps.end_ns[step]))
+            bounds = int(timeline.steps.start_ns[step]), int(timeline.steps.end_ns[step])
+            begins, ends = _free(*self._busy_or_fetching, *bounds)
             long = ends - begins >= at_least_ns
             found.append(Stretches(begins[long], ends[long], np.full(int(long.sum()), track, np.int32)))
-        every = Stretches.join(found)
-        inside = self.fetches.around(every.start_ns, every.track)
-        inside |= self.fetches.around(every.end_ns - 1, every.track)
-        return Stretches(every.start_ns[~inside], every.end_ns[~inside], every.track[~inside])
+        return Stretches.join(found)
 
     def between(self, start_ns: int, end_ns: int, track: int) -> str:
         """The operators before and after a stretch, in words."""
@@ -204,6 +203,15 @@ class HostSide:
             f"between {name(int(before[-1])) if len(before) else 'the start'} "
             f"and {name(int(after[0])) if len(after) else 'the end'}"
         )
+
+
+def _free(begin: np.ndarray, end: np.ndarray, start_ns: int, end_ns: int) -> tuple[np.ndarray, np.ndarray]:
+    """What disjoint sorted intervals leave of one."""
+    own = slice(np.searchsorted(end, start_ns, "right"), np.searchsorted(begin, end_ns, "left"))
+    free_from = np.maximum(np.concatenate([[start_ns], end[own]]), start_ns)
+    free_to = np.minimum(np.concatenate([begin[own], [end_ns]]), end_ns)
+    free = free_to > free_from
+    return free_from[free], free_to[free]
 
 
 @dataclass(frozen=True, eq=False)

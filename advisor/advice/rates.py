@@ -127,6 +127,8 @@ def attention_ns(
         return None
     arch = "sm_90" if device.arch >= "sm_90" or device.arch.startswith("sm_1") else "sm_80"
     row = 0 if max(dim, dim_v) <= 64 else 1
+    # Before compute capability 8.0 there is the memory-efficient kernel alone.
+    masked = masked or device.arch.startswith("sm_7")
     short = (queries / (queries + _SHORT)) / (1024 / (1024 + _SHORT))
     width = 2 if is_16_bit(pipe) else 4
     # Queries, keys, values and the result; backward those, their gradients and an fp32 copy of one.

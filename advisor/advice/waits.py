@@ -103,6 +103,11 @@ def host_waits(loop: Loop) -> list[Wait]:
     frame = host.ranges(_FRAMEWORK)
     in_framework = Nesting(frame.track, frame.ts_ns, frame.dur_ns).innermost(calls.track, calls.ts_ns) >= 0
     blocking &= ~(in_framework & (host.op < 0))
+    if loop.timeline.steps.source == "trace" and len(rows):
+        # With nothing to mark steps, what lies beyond the launches is the profiler's start and stop.
+        launched = rows.launch_ts_ns[rows.launch_ts_ns >= 0]
+        inside = (calls.ts_ns > launched.min(initial=0)) & (calls.ts_ns < launched.max(initial=0))
+        blocking &= inside | ~host.calls_named(r"(Device|Ctx)Synchronize")
     scaled = _between(loop, _UNSCALE, _UPDATE)
     found = []
     for call in np.flatnonzero(blocking).tolist():

@@ -25,10 +25,12 @@ def percent(share: float) -> str:
     """A share of one.
 
     Example:
-        >>> percent(0.934), percent(0.021)
-        ('93 %', '2.1 %')
+        >>> percent(0.934), percent(0.021), percent(0.0001)
+        ('93%', '2.1%', '<0.1%')
     """
-    return f"{share * 100:.0f} %" if abs(share) >= 0.0995 else f"{share * 100:.1f} %"
+    if 0 < share < 0.0005:
+        return "<0.1%"
+    return f"{share * 100:.0f}%" if abs(share) >= 0.0995 else f"{share * 100:.1f}%"
 
 
 def size(nbytes: float) -> str:
@@ -51,12 +53,22 @@ def rate(bytes_per_s: float) -> str:
     return f"{size(bytes_per_s)}/s"
 
 
-def count(number: float, noun: str) -> str:
-    """A number of things, of which there may be a fraction a step.
+def count(number: float, noun: str, does: str = "", *, what: str = "") -> str:
+    """A number of things, of which there may be a fraction a step, and what they do.
+
+    Args:
+        number: how many.
+        noun: one of them.
+        does: a verb, as many do it.
+        what: stands between noun and verb.
 
     Example:
-        >>> count(1, "call"), count(2.5, "call")
-        ('1 call', '2.5 calls')
+        >>> count(1, "call"), count(2.5, "call"), count(3, "launch")
+        ('1 call', '2.5 calls', '3 launches')
+        >>> count(1, "cast", "take", what="of weights"), count(2, "cast", "take")
+        ('1 cast of weights takes', '2 casts take')
     """
     text = f"{number:,.0f}" if abs(number - round(number)) < 0.05 else f"{number:,.1f}"
-    return f"{text} {noun}" if text == "1" else f"{text} {noun}s"
+    one = text == "1"
+    noun = noun if one else noun + ("es" if noun.endswith(("ch", "s", "x")) else "s")
+    return " ".join(filter(None, (text, noun, what, does + "s" if one and does else does)))

@@ -40,9 +40,9 @@ def exposed(loop: Loop) -> Iterator[Finding]:
     over at the end, or waits for a rank that is late, is exposed: the device computes nothing meanwhile.
 
     Recognised by collectives beside which no kernel of the same device computes. The saving counts what is
-    certain: with `gradient_as_bucket_view=True` gradients live in the buckets and are not copied there and
-    back. Bucket sizes and `static_graph` are a matter of trying. Silent under 5 % of the step, and for
-    sharded parameters, of which `communication.fsdp` tells.
+    certain: with `gradient_as_bucket_view=True` gradients stay in the buckets and are not copied back (into
+    them they still are, where `zero_grad` drops them). Bucket sizes and `static_graph` are a matter of
+    trying. Silent under 5 % of the step, and for sharded parameters, of which `communication.fsdp` tells.
     """
     rows = _rows(loop, "all_reduce", "reduce", "broadcast")
     loop.require(len(_rows(loop)), "the loop has no collectives")
@@ -50,16 +50,14 @@ def exposed(loop: Loop) -> Iterator[Finding]:
         return
     bare = _exposed_ns(loop, rows)
     total_ns, bare_ns = float(loop.rows.dur_ns[rows].sum()) / loop.steps, float(bare.sum()) / loop.steps
-    copies = np.flatnonzero(
-        loop.counted & (loop.under(loop.ops_named(r"reducer::(copy_bucket_to_grad|mul_out)")) >= 0)
-    )
+    copies = np.flatnonzero(loop.counted & (loop.under(loop.ops_named(r"reducer::copy_bucket_to_grad")) >= 0))
     copied_ns = loop.per_step_ns(copies)
     if loop.share(bare_ns) < 0.05 and loop.share(copied_ns) < _WORTH:
         return
     moving = []
     if len(copies):
         kernels = count(len(copies) / loop.steps, "kernel")
-        moving = [f"{kernels} a step move gradients into buckets and back: {duration(copied_ns)}"]
+        moving = [f"{kernels} a step copy gradients back from the buckets: {duration(copied_ns)}"]
     yield Finding(
         title=f"collectives are exposed for {duration(bare_ns)} a step, {percent(loop.share(bare_ns))} "
         f"of it: {percent(1 - bare_ns / max(total_ns, 1.0))} of their time is hidden",
@@ -170,7 +168,8 @@ def small_buckets(loop: Loop) -> Iterator[Finding]:
     moved = np.array([sum(messages[row].payload_bytes or 0.0 for row in group.tolist()) for group in many])
     together = fastest + moved / 10e9 * 1e9
     yield Finding(
-        title=f"{count(len(every) / loop.steps, 'collective')} under 1 MiB a step take {duration(took_ns)}",
+        title=f"{count(len(every) / loop.steps, 'collective', 'take', what='under 1 MiB a step')} "
+        f"{duration(took_ns)}",
         evidence=_kinds(loop, every, _exposed_ns(loop, every)),
         edits=[Fuse(many, Estimate.around(together, worse=1.5, better=0.8))],
         fix="Trainer(strategy=DDPStrategy(bucket_cap_mb=50))\n"

@@ -87,12 +87,12 @@ def _finding(
         note = "this work hides behind the host, the input or another stream: the step would not be shorter"
     return Finding(
         title=f"{title} in {count(len(groups) / loop.steps, 'place')}: "
-        f"{count(len(rows) / loop.steps, 'kernel')} take {duration(taken)}, "
+        f"{count(len(rows) / loop.steps, 'kernel', 'take')} {duration(taken)}, "
         f"{percent(loop.share(taken))} of the step",
         evidence=[
             *(
-                f"{what}, {size(same[0].forward_bytes)} if moved once: {len(same) / loop.steps:.0f} times, "
-                f"{duration(sum(_time_of(loop, group) for group in same) / loop.steps)}"
+                f"{what}, {size(same[0].forward_bytes)} if moved once, "
+                f"{count(len(same) / loop.steps, 'time')}: {_time_a_step(loop, same)}"
                 for what, same in largest[:4]
             ),
             *kernel_lines(loop, rows, 5),
@@ -104,6 +104,10 @@ def _finding(
         swap=swap,
         note=note,
     )
+
+
+def _time_a_step(loop: Loop, groups: Sequence[Group]) -> str:
+    return duration(sum(_time_of(loop, group) for group in groups) / loop.steps)
 
 
 def _time_of(loop: Loop, group: Group) -> float:
@@ -193,11 +197,11 @@ def _gate_fix(activation: str) -> str:
     bundled = {"silu": "swiglu(self.gate(x), self.up(x))", "gelu": "geglu(self.gate(x), self.up(x))"}
     bundled |= {"relu": 'gated_activation(self.gate(x), self.up(x), "relu")'}
     if activation not in bundled:
-        return "self.mlp = torch.compile(self.mlp)  # the module around activation and product"
+        return "self.mlp.compile()     # the module around activation and product"
     call = bundled[activation]
     return (
         f"from advisor.kernels import {call.partition('(')[0]}\ny = self.down({call})\n"
-        "# or: self.mlp = torch.compile(self.mlp)"
+        "# or: self.mlp.compile()"
     )
 
 
@@ -298,7 +302,7 @@ def residual_norm(loop: Loop) -> Iterator[Finding]:
         title="residual sum before a norm",
         fix=f"from advisor.kernels import {function}\nw = self.norm\n"
         f"y, residual = {function}(x, residual, {width}, w.weight{'' if rms else ', w.bias'}, eps=w.eps)\n"
-        "# or: self.block = torch.compile(self.block)",
+        "# or: self.block.compile()",
         risk="the norm sees the sum before it is rounded",
         swap="norm",
     )
@@ -359,7 +363,7 @@ def chain(loop: Loop) -> Iterator[Finding]:
         'y = bias_act_norm(x, bias, "gelu", weight, beta)'
         if to_norm
         else "# put the chain into one function and compile it, or the module around it:\n"
-        "self.block = torch.compile(self.block)",
+        "self.block.compile()     # in place: the state_dict keeps its keys",
         risk="what lies between is not rounded to 16 bits any more",
         swap="activation",
         with_host=False,

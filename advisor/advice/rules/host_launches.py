@@ -10,10 +10,13 @@ import numpy as np
 
 from advisor.advice.edits import Edit, Estimate, LaunchAsGraph, Remove, Retime
 from advisor.advice.finding import Finding
+from advisor.advice.graph import LAUNCH
 from advisor.advice.host_calls import Stretches
 from advisor.advice.loop import Loop
 from advisor.advice.rule import rule
 from advisor.advice.wording import count, duration, percent
+from advisor.trace.events import KERNEL, MEMSET
+from advisor.trace.intervals import merged
 from advisor.trace.names import named
 from advisor.trace.nesting import Nesting
 
@@ -25,7 +28,11 @@ _REPLAY_NS = Estimate(1_200_000.0, 400_000.0, 150_000.0)
 #: What the compiler's fusion leaves of pointwise time, beside the graph.
 _FUSED_LIKELY, _FUSED_BEST = 0.85, 0.5
 _POINTWISE = ("pointwise", "norm", "dropout", "reduction", "softmax", "copy")
-_MOSTLY_PYTHON = 0.3
+#: Pieces of host work this much longer than what usually lies between two launches have another cause; from
+#: this share of the step on, they are what holds it up.
+_LONG, _LONG_SHARE, _MOSTLY_LONG = 10.0, 0.05, 0.3
+#: A host whose work is less of the critical path does not set the pace.
+_PACES = 0.2
 
 
 @rule(
@@ -43,27 +50,29 @@ def launch_bound(loop: Loop) -> Iterator[Finding]:
     backward as one graph each, with 0.15 to 1.2 ms of host time left for either, the optimizer as it is.
 
     Silent where the device is busy for most of the step outside batch fetches (measured against the step
-    time without the profiler: the profiler makes the host 1.5 to 2 times slower), or where kernels come from
-    graphs already.
+    time without the profiler: the profiler makes the host 1.5 to 2 times slower), where the step would not be
+    shorter if the host were faster, where a few long pieces of host work take its time, or where kernels come
+    from graphs already.
     """
     loop.require(loop.timeline.steps.source != "trace", "the trace marks no steps")
     known = loop.analysis.baseline_ns is not None
     kernels = loop.counted & loop.in_phase("forward", "loss", "backward") & ~loop.analysis.collective
-    kernels &= (loop.rows.kind == 0) | (loop.rows.kind == 2)
+    kernels &= (loop.rows.kind == KERNEL) | (loop.rows.kind == MEMSET)
     loop.require((loop.counted & kernels).any(), "no kernel was launched by a steady step")
     if loop.analysis.replayed[kernels].mean() > 0.5:
         return
-    threshold = _IDLE if known else _IDLE_AS_PROFILED
+    kernels &= ~loop.analysis.replayed
     fetches = loop.host.fetches
-    fetching = fetches.typical_ns * len(fetches) / loop.steps * loop.real_time
+    fetching_ns = fetches.typical_ns * len(fetches) / loop.steps * loop.real_time
     # Device work that runs beside a fetch leaves less of it for the rest of the step.
-    if loop.busy_share * loop.step_ns > (1 - threshold) * max(loop.step_ns - fetching, 1.0):
+    rest_ns = max(loop.step_ns - fetching_ns, 1.0)
+    busy_ns = loop.busy_share * loop.step_ns
+    if busy_ns > (1 - (_IDLE if known else _IDLE_AS_PROFILED)) * rest_ns:
         return
-    # Long Python between two launches is no matter of launching.
-    plain = loop.host.plain_python(at_least_ns=0.05 * loop.step_ns / loop.real_time)
-    if plain.total_ns / loop.steps * loop.real_time > _MOSTLY_PYTHON * loop.step_ns:
+    if _long_pieces_ns(loop) > _MOSTLY_LONG * rest_ns:
         return
-    idle = 1 - loop.busy_share
+    if loop.replay.critical_path().host_ns - fetching_ns < _PACES * rest_ns:
+        return
     backward = loop.in_phase("backward")
     graphs = [np.flatnonzero(kernels & part) for part in (~backward, backward)]
     edits: list[Edit] = [LaunchAsGraph(rows, _REPLAY_NS) for rows in graphs if len(rows)]
@@ -72,24 +81,27 @@ def launch_bound(loop: Loop) -> Iterator[Finding]:
     if len(rows):
         now = loop.rows.dur_ns[rows].astype(float)
         edits.append(Retime(rows, Estimate(now, _FUSED_LIKELY * now, _FUSED_BEST * now)))
-    each = int((loop.counted & (loop.rows.kind == 0)).sum()) / loop.steps
+    each = int((loop.counted & (loop.rows.kind == KERNEL)).sum()) / loop.steps
     compiled = _compiled(loop)
+    beside = fetching_ns > _IDLE * loop.step_ns
+    where = f"{duration(rest_ns)} outside batch fetches" if beside else f"a {duration(loop.step_ns)} step"
+    both = "forward and backward" if len(graphs[1]) else "the forward"
     yield Finding(
-        title=f"launch-bound: the device idles {percent(idle)} of the step while the host launches "
-        f"{count(each, 'kernel')}",
+        title=f"launch-bound: the device idles {percent(1 - busy_ns / rest_ns)} of "
+        f"{where if beside else 'the step'} while the host launches {count(each, 'kernel')}",
         evidence=[
-            f"the device works {duration(loop.busy_share * loop.step_ns)} of a {duration(loop.step_ns)} step",
+            f"the device works {duration(busy_ns)} of {where}",
             f"a kernel runs {duration(float(np.median(loop.rows.dur_ns[kernels])))} (median); the host takes "
-            f"{duration(loop.step_ns / max(each, 1))} a launch",
-            f"{count(kernels.sum() / loop.steps, 'kernel')} of forward and backward would go into graphs",
+            f"{duration(rest_ns / max(each, 1))} a launch",
+            f"{count(kernels.sum() / loop.steps, 'kernel')} of {both} would go into graphs",
             *([f"compiled already: {compiled}"] if compiled else []),
         ],
         edits=edits,
-        fix='self.net = torch.compile(self.net, mode="reduce-overhead")   # in configure_model(); '
+        fix='self.net.compile(mode="reduce-overhead")   # in configure_model(); keeps the state_dict; '
         + ("was compiled without a mode" if compiled else "was eager")
         + "\n# shapes must not change from step to step, and nothing inside may wait for the device\n"
         "# or a larger batch, as far as memory and the learning rate allow",
-        fix_torch='model = torch.compile(model, mode="reduce-overhead")\n'
+        fix_torch='model.compile(mode="reduce-overhead")\n'
         "# or torch.cuda.make_graphed_callables(model, (sample,)) for eager code",
         risk="compilation takes tens of seconds; a graph keeps memory of its own, and the next replay "
         "overwrites its outputs; the compiler's fusion rounds differently in the last bits",
@@ -191,6 +203,20 @@ def recompile(loop: Loop) -> Iterator[Finding]:
             confidence="heuristic",
             note="what one graph would save is not told: it depends on what breaks it",
         )
+
+
+def _long_pieces_ns(loop: Loop) -> float:
+    """Host time a step in pieces too long to be launches: Python, a module being loaded, one slow call."""
+    graph = loop.replay.graph
+    done_ns = np.concatenate([[0.0], np.cumsum(graph.work_ns)])
+    between_ns = np.diff(done_ns[np.unique(graph.items.position[graph.items.kind == LAUNCH])])
+    least_ns = _LONG_SHARE * loop.step_ns / loop.real_time
+    if len(between_ns):
+        least_ns = max(least_ns, _LONG * float(np.median(between_ns)))
+    fetches = loop.host.fetches
+    in_fetch = graph.host.covered(*merged(fetches.start_ns, fetches.end_ns)) > 0
+    pieces_ns = float(graph.work_ns[(graph.work_ns >= least_ns) & ~in_fetch].sum()) / len(graph.windows)
+    return pieces_ns * loop.real_time
 
 
 def _compiled(loop: Loop) -> str:

@@ -37,6 +37,9 @@ Trainer(log_every_n_steps=50)
 def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
     if batch_idx % 50:          # was: every batch
         return"""
+_LOOK_FIX = """\
+# py-spy record --native -o profile.svg --pid PID     shows what runs there, without slowing it
+torch.profiler.profile(..., with_stack=True)        # or a second capture, with stacks"""
 _RARER_FIX_TORCH = """\
 if step % 50 == 0:
     log(...)      # metrics: update on the device, compute() once an epoch"""
@@ -136,9 +139,9 @@ def hooks(loop: Loop) -> Iterator[Finding]:
             )
         ][:8],
         edits=[idle.removed] if all(places) else [],
-        fix=_RARER_FIX,
-        fix_torch=_RARER_FIX_TORCH,
-        risk="logs become coarser",
+        fix=_RARER_FIX if all(places) else _LOOK_FIX,
+        fix_torch=_RARER_FIX_TORCH if all(places) else _LOOK_FIX,
+        risk="logs become coarser" if all(places) else "",
         confidence="heuristic",
         note="" if all(places) else "what runs there is not in the trace: Python, files, freeing memory",
     )

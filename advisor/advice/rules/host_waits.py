@@ -16,6 +16,10 @@ from advisor.advice.waits import cure, host_waits, wait_lines, worst_cause
 from advisor.advice.wording import count, duration, percent
 from advisor.trace.names import named
 
+_SEGMENTS_FIX = """\
+os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"     # before torch is imported
+"""
+
 
 @rule(
     "host.sync",
@@ -30,10 +34,11 @@ def sync(loop: Loop) -> Iterator[Finding]:
     ahead again.
 
     Recognised by the calls that wait (`cudaStreamSynchronize` and its kin) in steady steps, told apart by
-    the operators around them. A GradScaler's look at its found-inf flag is a finding of its own, since it
-    has another cure. Silent about waits for copies from pageable memory, which `input.pageable_copy` tells
-    of, about those inside batch fetches, and where the host catches up without loss (the step is then the
-    device's).
+    the operators around them. A GradScaler's look at its found-inf flag has another cure: with bf16 matrix
+    units it is `precision.grad_scaler` that tells of it, without them a finding of its own. Silent about
+    waits for copies from pageable memory, which `input.pageable_copy` tells of, about those inside batch
+    fetches, about the profiler's own at either end of a trace without steps, and where the host catches up
+    without loss (the step is then the device's).
     """
     waits = host_waits(loop)
     loop.require(len(loop.timeline.trace.runtime), "the trace has no runtime calls")
@@ -41,8 +46,8 @@ def sync(loop: Loop) -> Iterator[Finding]:
     if own:
         each, held = len(own) / loop.steps, sum(wait.dur_ns for wait in own) / loop.steps
         yield Finding(
-            title=f"{count(each, 'sync')} a step make the host wait {duration(held)} for the device, "
-            f"first of all {worst_cause(own)}",
+            title=f"{count(each, 'sync', 'make', what='a step')} the host wait {duration(held)} "
+            f"for the device, first of all {worst_cause(own)}",
             evidence=wait_lines(own, loop.steps),
             edits=[DropSync(np.array([wait.call for wait in own], np.int64))],
             fix=cure(own),
@@ -51,16 +56,16 @@ def sync(loop: Loop) -> Iterator[Finding]:
             confidence="measured",
         )
     scaler = [wait for wait in waits if wait.cause == "GradScaler"]
-    if scaler:
+    if scaler and not loop.device.peak("tensor_bf16"):
         held = sum(wait.dur_ns for wait in scaler) / loop.steps
         yield Finding(
             title=f"GradScaler's sync on its found-inf flag holds the host for {duration(held)} a step",
             evidence=wait_lines(scaler, loop.steps),
             edits=[DropSync(np.array([wait.call for wait in scaler], np.int64))],
-            fix='Trainer(precision="bf16-mixed")     # needs no scaler; from compute capability 8.0\n'
-            "# or keep fp16 with AdamW(..., fused=True): it takes the flag on the device and nothing is read",
-            fix_torch="torch.autocast('cuda', dtype=torch.bfloat16)     # without GradScaler",
-            risk="bf16 has 8 bits of precision to fp16's 11",
+            fix="torch.optim.AdamW(..., fused=True)     # takes the flag on the device, and nothing is read\n"
+            "# Lightning then refuses gradient_clip_val: clip in on_before_optimizer_step",
+            fix_torch="torch.optim.AdamW(..., fused=True)     # takes the flag on the device",
+            risk="a step that overflows is skipped inside the optimizer's kernel",
             confidence="measured",
         )
 
@@ -98,7 +103,7 @@ def allocator(loop: Loop) -> Iterator[Finding]:
             f"peak memory is {percent(peak / total)} of the device's: blocks are given back for want of room"
         ]
     yield Finding(
-        title=f"{count(len(chosen) / loop.steps, 'driver allocation')} or releases a step take "
+        title=f"{count(len(chosen) / loop.steps, 'driver call', 'take', what='for memory a step')} "
         f"{duration(took.sum() / loop.steps)}",
         evidence=[
             *(f"{name}: {count(n / loop.steps, 'call')} a step" for name, n in by_name.most_common()),
@@ -109,8 +114,8 @@ def allocator(loop: Loop) -> Iterator[Finding]:
             HostRemove(runtime.ts_ns[chosen], runtime.end_ns[chosen], runtime.track[chosen]),
             *([DropSync(frees)] if len(frees) else []),
         ],
-        fix="# before Python starts:\nexport PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True\n"
-        "# and: no torch.cuda.empty_cache() in the loop; pad or bucket batches to few shapes"
+        fix=("" if loop.device.arch.startswith("gfx") else _SEGMENTS_FIX)
+        + "# no torch.cuda.empty_cache() in the loop; pad or bucket batches to few shapes"
         + ("; a smaller batch or activation checkpointing" if full else ""),
         confidence="measured",
     )

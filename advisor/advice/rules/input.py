@@ -16,13 +16,15 @@ from advisor.roofline.launch_class import HOST_COPY, PAGEABLE_COPY
 
 #: A smaller share of the step is not worth workers, or more of them: taking a ready batch takes its time too.
 _WORTH, _WORTH_MORE = 0.02, 0.05
+#: Where typical steps wait for less than this share of what all do on average, single steps wait for all.
+_TYPICALLY = 0.5
 _USUAL_WORKERS, _MOST_WORKERS = 8, 16
 #: Taking a ready batch from the queue of the workers.
 _TAKE_NS = Estimate(600_000.0, 200_000.0, 50_000.0)
 #: One thread's copy from the workers' shared memory, mapped anew for each batch, into pinned memory: an
 #: H200's driver staged 38 MB batches from there at 5.2 GB/s, and 3 MB ones that the process had made at 9.5
-#: GB/s.
-_PIN_THREAD_BYTES_PER_S = Estimate(3e9, 7e9, 15e9)
+#: GB/s. The slow end is an older host's.
+_PIN_THREAD_BYTES_PER_S = Estimate(4.5e9, 7e9, 15e9)
 #: The same by all threads of the process that made the batch; 46 GB/s for 134 MB on an H200's host.
 _PIN_IN_PROCESS_BYTES_PER_S = Estimate(8e9, 25e9, 50e9)
 #: Of the link's rate in the datasheet; 55 of 63 GB/s measured from pinned memory on an H200.
@@ -59,6 +61,9 @@ def dataloader(loop: Loop) -> Iterator[Finding]:
     wait_ns = fetches.typical_ns * loop.real_time
     share = loop.share(wait_ns * len(fetches) / loop.steps)
     if share < (_WORTH if in_process else _WORTH_MORE):
+        return
+    if not in_process and _now_and_then(loop):
+        yield _bursts(loop)
         return
     ready = Input(_TAKE_NS, Estimate.exactly(0.0))
     rest_ns = loop.replay.step_ns([ready])
@@ -105,6 +110,36 @@ def dataloader(loop: Loop) -> Iterator[Finding]:
         note=""
         if in_process or workers
         else "how many workers there are is not in the trace: twice as many assumed",
+    )
+
+
+def _now_and_then(loop: Loop) -> bool:
+    """Whether typical steps hardly wait, and others do: workers that fall behind are late every n-th time."""
+    loader, fetches = loop.replay.graph.loader, loop.host.fetches
+    typical_ns = float((loader.end_ns - loader.start_ns).mean()) if len(loader.start_ns) else 0.0
+    return typical_ns < _TYPICALLY * fetches.typical_ns
+
+
+def _bursts(loop: Loop) -> Finding:
+    fetches, times = loop.host.fetches, loop.analysis.step_times_ns
+    took_ns = (fetches.end_ns - fetches.start_ns).astype(float)
+    late = took_ns > _WORTH_MORE * loop.step_ns
+    longest = duration(float(took_ns.max()))
+    return Finding(
+        title=f"{count(int(late.sum()), 'fetch')} of {len(fetches)} wait for the workers, up to {longest}: "
+        f"a step takes {duration(float(times.mean()))} on average and {duration(float(np.median(times)))} "
+        "typically",
+        evidence=[
+            f"{fetches.iterator}: {duration(fetches.typical_ns)} a fetch on average, "
+            f"{duration(float(np.median(took_ns)))} in the median",
+            *_settings(loop),
+        ],
+        edits=[],
+        fix=_loader_fix(loop, 0, doubled=True, hook=True),
+        fix_torch=_loader_fix(loop, 0, doubled=True, hook=False),
+        risk="each worker takes a CPU core and memory for its batches in flight",
+        confidence="measured",
+        note="savings are told for typical steps, in which no batch is late: late ones come on top",
     )
 
 
@@ -299,8 +334,11 @@ def _pinning(loop: Loop, nbytes: float) -> Input | None:
     if fetches.in_process:
         by = _each(_PIN_IN_PROCESS_BYTES_PER_S)
         return Input(Estimate(*(now_ns + nbytes / x * 1e9 for x in by)), Estimate.exactly(0.0))
-    period = Estimate(*(nbytes / x * 1e9 for x in _each(_PIN_THREAD_BYTES_PER_S)))
-    return Input(Estimate(now_ns, min(now_ns, float(_TAKE_NS.likely)), float(_TAKE_NS.optimistic)), period)
+    # A thread beside them pins; workers that are behind stay so.
+    loader = loop.replay.graph.loader
+    own_ns = float(loader.own_ns.mean()) if loader.waits else now_ns
+    period = Estimate(*(max(nbytes / x * 1e9, loader.period_ns) for x in _each(_PIN_THREAD_BYTES_PER_S)))
+    return Input(Estimate(own_ns, min(own_ns, float(_TAKE_NS.likely)), float(_TAKE_NS.optimistic)), period)
 
 
 def _largest_of_last_step(loop: Loop, rows: np.ndarray, most: int = 3) -> list[str]:

@@ -59,7 +59,7 @@ def inefficient(loop: Loop) -> Iterator[Finding]:
     gap = float(headroom.sum()) / loop.steps
     name, most = max(worst.items(), key=lambda item: item[1])
     yield Finding(
-        title=f"{count(len(rows) / loop.steps, 'large kernel')} below half of the roof take "
+        title=f"{count(len(rows) / loop.steps, 'large kernel', 'take', what='below half of the roof')} "
         f"{duration(taken)}, {percent(loop.share(taken))} of the step, {duration(gap)} of it headroom",
         evidence=[
             f"most headroom: {short_kernel(loop.timeline.trace.names[name])}, {duration(most)} a step",

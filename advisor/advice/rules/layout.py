@@ -51,7 +51,7 @@ def channels_last(loop: Loop) -> Iterator[Finding]:
         edits.append(Retime(others, _in_channels_last(loop, others)))
     turned, beside_ns = loop.per_step_ns(transforms), loop.per_step_ns(others)
     yield Finding(
-        title=f"NCHW convolutions: {count(len(transforms) / loop.steps, 'layout transform')} take "
+        title=f"NCHW convolutions: {count(len(transforms) / loop.steps, 'layout transform', 'take')} "
         f"{duration(turned)}, norms and poolings between them {duration(beside_ns)}",
         evidence=[
             f"{count(len(nchw) / loop.steps, 'convolution')} on NCHW tensors, such as "
@@ -144,7 +144,7 @@ def copies(loop: Loop) -> Iterator[Finding]:
     at = np.array(sorted(rows))
     taken, now = loop.per_step_ns(at), loop.rows.dur_ns[at].astype(float)
     yield Finding(
-        title=f"{count(len(at) / loop.steps, 'rearrangement')} of tensors take {duration(taken)}, "
+        title=f"{count(len(at) / loop.steps, 'rearrangement', 'take', what='of tensors')} {duration(taken)}, "
         f"{percent(loop.share(taken))} of the step",
         evidence=[*kernel_lines(loop, rows, 5), *module_line(loop, rows)],
         edits=[Retime(at, Estimate(*((1 - part) * now for part in _AVOIDABLE)))],

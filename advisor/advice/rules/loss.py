@@ -151,7 +151,7 @@ def cross_entropy(loop: Loop) -> Iterator[Finding]:
     loss = losses[0]
     yield Finding(
         title=f"cross-entropy over {loss.tokens} x {loss.classes}: "
-        f"{count(len(every) / loop.steps, 'kernel')} take {duration(taken)}, "
+        f"{count(len(every) / loop.steps, 'kernel', 'take')} {duration(taken)}, "
         f"{percent(loop.share(taken))} of the step",
         evidence=[
             f"logits of {size(loss.tokens * loss.classes * loss.itemsize)} go through memory "

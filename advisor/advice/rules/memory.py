@@ -64,7 +64,7 @@ def room(loop: Loop) -> Iterator[Finding]:
         ],
         edits=[],
         fix=f"DataLoader(..., batch_size={more})     # was {batch if known else 'not recorded'}\n"
-        "# or trainer.tuner: Tuner(trainer).scale_batch_size(model)",
+        "# or: from lightning.pytorch.tuner import Tuner; Tuner(trainer).scale_batch_size(model)",
         fix_torch=f"DataLoader(..., batch_size={more})",
         risk="a larger batch changes training: learning rate and schedule have to follow",
         confidence="heuristic",

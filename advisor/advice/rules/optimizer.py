@@ -86,6 +86,7 @@ def fused(loop: Loop) -> Iterator[Finding]:
     given = loop.setting("optimizers", 0) or {}
     was = ", ".join(f"{key}={given[key]!r}" for key in ("fused", "foreach") if key in given) or form
     clip = loop.setting("gradient_clip_val")
+    older = "\n# an older PyTorch has it for the CPU alone: foreach=True there" if name == "Adagrad" else ""
     yield Finding(
         title=f"{name} optimizer steps by {count(each, f'{form} kernel')}, {duration(now_ns)} a step: "
         f"the fused form would take {duration(float(new.likely))}",
@@ -105,8 +106,9 @@ def fused(loop: Loop) -> Iterator[Finding]:
             "clip in on_before_optimizer_step"
             if clip and str(loop.setting("precision")).startswith("16")
             else ""
-        ),
-        fix_torch=f"torch.optim.{name}(model.parameters(), lr=..., fused=True)",
+        )
+        + older,
+        fix_torch=f"torch.optim.{name}(model.parameters(), lr=..., fused=True)" + older,
         risk="the last bits differ; all parameters must be on one kind of device",
         confidence="modelled",
     )

@@ -84,9 +84,11 @@ def tf32(loop: Loop) -> Iterator[Finding]:
     new time: that of TF32 kernels of the same sizes, bound by memory where they are; rows that begin
     unaligned keep them slow.
 
-    Silent where TF32 or 16 bits are in use, on devices without TF32, and below a twentieth of the step.
+    Silent where TF32 or 16 bits are in use, on devices without TF32, on AMD's, where this setting alone
+    changes nothing, and below a twentieth of the step.
     """
     loop.require(loop.device.peak("tensor_tf32"), "the device has no TF32, or its roofs are not known")
+    loop.require(not loop.device.arch.startswith("gfx"), "PyTorch allows no TF32 on AMD's by this setting")
     rows = _fp32_products(loop, "vector_fp32")
     # Fused attention in fp32 multiplies in three TF32 products each whatever the setting.
     rows = rows[loop.family[rows] != "attention"]
@@ -98,7 +100,7 @@ def tf32(loop: Loop) -> Iterator[Finding]:
         return
     flops = float(_work(loop, rows)[0].sum()) / loop.steps
     yield Finding(
-        title=f"{count(len(rows) / loop.steps, 'matrix product')} in fp32 run without TF32: "
+        title=f"{count(len(rows) / loop.steps, 'matrix product', 'run', what='in fp32')} without TF32: "
         f"{duration(taken)}, {percent(loop.share(taken))} of the step",
         evidence=[
             f"{flops / 1e12:.2f} TFLOP a step at {flops / taken / 1e3:.0f} TFLOP/s on the plain units",
@@ -153,7 +155,7 @@ def mixed(loop: Loop) -> Iterator[Finding]:
     edits += casts(loop, products)
     now = "TF32" if np.isin(rows, _on_pipes(loop, "tensor_tf32")).mean() > 0.5 else "fp32"
     yield Finding(
-        title=f"{count(len(rows) / loop.steps, 'product')} in 32 bits take {duration(taken)}, "
+        title=f"{count(len(rows) / loop.steps, 'product', 'take', what='in 32 bits')} {duration(taken)}, "
         f"{percent(loop.share(taken))} of the step, where {dtype} would do",
         evidence=[
             f"{now} now; {dtype} multiplies at "
@@ -206,7 +208,7 @@ def weight_casts(loop: Loop) -> Iterator[Finding]:
         return
     worst = max(times, key=lambda shape: times[shape])
     yield Finding(
-        title=f"{count(len(rows) / loop.steps, 'cast')} of weights and their gradients take "
+        title=f"{count(len(rows) / loop.steps, 'cast', 'take', what='of weights and their gradients')} "
         f"{duration(taken)}, {percent(loop.share(taken))} of the step",
         evidence=[
             f"weights of {list(worst)} are cast {times[worst] / loop.steps:.0f} times a step",
@@ -258,7 +260,8 @@ def grad_scaler(loop: Loop) -> Iterator[Finding]:
         f"{count(len(calls) / loop.steps, 'wait')} of the host a step, which bf16 does without",
         evidence=kernel_lines(loop, rows.tolist()),
         edits=[Remove(rows), DropSync(calls)] if len(calls) else [Remove(rows)],
-        fix='trainer = Trainer(precision="bf16-mixed")  # in place of "16-mixed"',
+        fix='trainer = Trainer(precision="bf16-mixed")  # in place of "16-mixed"\n'
+        "# or keep fp16 with torch.optim.AdamW(..., fused=True): it takes the flag without a wait",
         fix_torch='torch.autocast("cuda", dtype=torch.bfloat16)  # and no torch.amp.GradScaler',
         risk="bf16 keeps 8 bits of mantissa where fp16 keeps 11, but does not overflow",
     )
@@ -285,6 +288,15 @@ def _waits_after(loop: Loop, scaler: np.ndarray) -> np.ndarray:
 
 #: fp8 pays where operands are large in all three sizes; casts and scales eat the rest.
 _MIN_FP8 = 2_048
+_FP8_TRAINING = """\
+from torchao.float8 import convert_to_float8_training
+def configure_model(self):
+    convert_to_float8_training(self.model, module_filter_fn=lambda m, name: "head" not in name)
+    self.model.compile()  # fuses the casts"""
+_FP8_INFERENCE = """\
+from torchao.quantization import Float8DynamicActivationFloat8WeightConfig, quantize_
+quantize_(model, Float8DynamicActivationFloat8WeightConfig())
+model.compile()  # fuses the casts"""
 
 
 @rule(
@@ -316,16 +328,12 @@ def fp8(loop: Loop) -> Iterator[Finding]:
         return
     now = loop.rows.dur_ns[at].astype(float)
     yield Finding(
-        title=f"{count(len(rows) / loop.steps, 'large product')} in 16 bits take {duration(taken)}, "
-        f"{percent(loop.share(taken))} of the step, on a device with fp8",
+        title=f"{count(len(rows) / loop.steps, 'large product', 'take', what='in 16 bits')} "
+        f"{duration(taken)}, {percent(loop.share(taken))} of the step, on a device with fp8",
         evidence=kernel_lines(loop, rows),
         edits=[Retime(at, Estimate(now, now * 0.8, now * 0.6))],
-        fix="from torchao.float8 import convert_to_float8_training\n"
-        "def configure_model(self):\n"
-        "    convert_to_float8_training(self.model, module_filter_fn=lambda m, name: "
-        '"head" not in name)\n'
-        "    self.model = torch.compile(self.model)  # fuses the casts",
-        risk="fp8 keeps 2 or 3 bits of mantissa: compare the loss with a run in bf16",
+        fix=_FP8_TRAINING if loop.in_phase("backward").any() else _FP8_INFERENCE,
+        risk="fp8 keeps 2 or 3 bits of mantissa: compare the results with a run in bf16",
         confidence="heuristic",
     )
 

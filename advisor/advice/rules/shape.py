@@ -80,7 +80,7 @@ def _unaligned(loop: Loop, length: int, entry: _Slow) -> Finding:
     taken = loop.per_step_ns(rows)
     owners = [tensor.shape for tensor in loop.trained if length in tensor.shape]
     example = max(entry.matrices, key=lambda matrix: matrix.flops)
-    product = example.product
+    product, of = example.product, int(16 / example.itemsize)
     reached = example.flops / max(float(loop.rows.dur_ns[example.row]), 1.0) / 1e3
     embedding = any(
         unit.name == "embedding" and unit.tensors and unit.tensors[0].shape[:1] == (length,)
@@ -90,12 +90,13 @@ def _unaligned(loop: Loop, length: int, entry: _Slow) -> Finding:
     padded = whole(length, _MULTIPLE if of_weights else 8)
     what = "vocabulary" if embedding else "a layer's size" if owners else "the sequence or batch"
     return Finding(
-        title=f"{length} ({what}) is no multiple of 8: {count(len(rows) / loop.steps, 'matrix product')} "
-        f"take {duration(taken)}, {percent(loop.share(taken))} of the step; pad to {padded}",
+        title=f"{length} ({what}) is no multiple of {of}: "
+        f"{count(len(rows) / loop.steps, 'matrix product', 'take')} {duration(taken)}, "
+        f"{percent(loop.share(taken))} of the step; pad to {padded}",
         evidence=[
             f"{product.m} x {product.k} by {product.k} x {product.n} in {product.a.dtype} reaches "
-            f"{reached:.0f} TFLOP/s: rows of {length} elements begin at odd addresses",
-            *(f"parameter {list(shape)}" for shape in owners[:2]),
+            f"{reached:.0f} TFLOP/s: rows of {length} elements begin unaligned",
+            *(f"parameter {list(shape)}" for shape in list(dict.fromkeys(owners))[:2]),
             *kernel_lines(loop, entry.rows),
             *module_line(loop, entry.rows),
         ],
@@ -177,7 +178,8 @@ def wave_quantization(loop: Loop) -> Iterator[Finding]:
         return
     worst = sorted(lost.items(), key=lambda item: -item[1][1])[:4]
     yield Finding(
-        title=f"last waves of {count(len(lost), 'product')} leave {duration(idle)} of the device's time idle",
+        title=f"last waves of {count(len(lost), 'product', 'leave')} {duration(idle)} of the device's time "
+        "idle",
         evidence=[
             f"{f'{batch} x ' if batch > 1 else ''}{m} x {k} by {k} x {n} ({short_kernel(kernel)}): "
             f"{duration(spent)}, of which {duration(gone)} idle"

@@ -58,9 +58,21 @@ def test_an_all_reduce_after_backward_is_exposed_and_copies_out_of_buckets_can_g
     assert "gradient_as_bucket_view=True" in found.fix
     assert "# was DDPStrategy" in found.fix
     assert any(
-        "4 kernels a step move gradients into buckets and back: 0.12 ms" in line for line in found.evidence
+        "4 kernels a step copy gradients back from the buckets: 0.12 ms" in line for line in found.evidence
     )
     assert len(found.edits[0].rows) == 4 * loop.steps
+
+
+def test_copies_into_the_buckets_stay_where_gradients_are_dropped():
+    def script(step: Step) -> None:
+        step.op("torch::distributed::reducer::mul_out", 0, 18)
+        step.run("aten::mul", 2, on_device=10, dur=30)
+        distributed(copies=1)(Step(step.builder, step.start + 50, step.number + 500))
+
+    loop = loop_of(script, step_us=1_500, **MODEL)
+    (found,) = audit("communication.exposed", loop)
+
+    assert len(found.edits[0].rows) == loop.steps
 
 
 def test_an_all_reduce_beside_computation_is_hidden():

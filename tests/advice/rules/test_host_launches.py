@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from advisor.advice.edits import LaunchAsGraph
 from tests.advice.rules.steps import Step, applies, audit, loop_of, saving, training
 
 # launch-bound
@@ -25,7 +26,7 @@ def test_kernels_shorter_than_their_launches_make_the_loop_launch_bound():
 
     (found,) = audit("host.launch_bound", loop)
 
-    assert found.title.startswith("launch-bound: the device idles 90 % of the step")
+    assert found.title.startswith("launch-bound: the device idles 90% of the step")
     assert "reduce-overhead" in found.fix
     assert found.confidence == "modelled"
     # THEN one replay of 400 µs of host time and 300 µs of kernels is what is left
@@ -61,6 +62,49 @@ def test_a_device_that_idles_during_one_long_stretch_of_python_is_not_launch_bou
         launching(50, 10, 4)(_after(step, 2_500))
 
     assert audit("host.launch_bound", loop_of(script, step_us=3_010)) == []
+
+
+def test_one_slow_call_is_not_launching():
+    # GIVEN 60 kernels of 3 µs, 20 µs of host time each, and a call that loads a module for 1.5 ms
+    def script(step: Step) -> None:
+        step.run("aten::add_", 0, on_device=1_510, dur=3, call_us=1_500)
+        launching(60, 20, 3)(_after(step, 1_520))
+
+    assert audit("host.launch_bound", loop_of(script, step_us=2_800)) == []
+
+
+def test_a_device_that_stalls_by_itself_is_not_launch_bound():
+    # GIVEN a host that is through after 1 ms of 3, and a device that stalls for two before its last kernel
+    def script(step: Step) -> None:
+        launching(40, 10, 4)(step)
+        step.run("aten::mul", 420, on_device=2_900, dur=4)
+        step.call("cudaDeviceSynchronize", 450, 2_470)
+
+    assert audit("host.launch_bound", loop_of(script, step_us=3_000)) == []
+
+
+def test_beside_slow_batches_the_idle_share_is_that_of_the_rest():
+    def script(step: Step) -> None:
+        step.range("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", 0, 10_000)
+        launching(100, 30, 6)(_after(step, 10_000))
+
+    (found,) = audit("host.launch_bound", loop_of(script, step_us=13_010))
+
+    assert found.title.startswith("launch-bound: the device idles 80% of 3.01 ms outside batch fetches")
+    assert "30.1 µs a launch" in found.evidence[1]
+
+
+def test_kernels_that_come_from_graphs_are_not_captured_again():
+    def script(step: Step) -> None:
+        step.launch("in_graph", 2, on_device=10, dur=3, call="cudaGraphLaunch")
+        launching(100, 30, 3)(_after(step, 20))
+
+    loop = loop_of(script, step_us=3_030)
+    (found,) = audit("host.launch_bound", loop)
+
+    captured = [row for edit in found.edits if isinstance(edit, LaunchAsGraph) for row in edit.rows.tolist()]
+    assert len(captured) == 100 * loop.steps
+    assert not loop.analysis.replayed[captured].any()
 
 
 # zero_grad, compiled code

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from advisor.advice.loop import Loop
+from advisor.advice.replay import Replay
+from advisor.roofline.analysis import analyse_timeline
 from tests.advice.rules.steps import Step, audit, loop_of, saving, training
+from tests.trace.builder import Builder
 
 
 def reading(
@@ -107,18 +111,44 @@ def test_the_python_frame_of_a_wait_is_named_where_the_trace_has_stacks():
     assert "train.py(12): training_step" in found.evidence[0]
 
 
-def test_gradscaler_has_a_cure_of_its_own():
-    def script(step: Step) -> None:
-        host_us = training(step)
-        step.run("aten::_amp_foreach_non_finite_check_and_unscale_", host_us, on_device=0, dur=5)
-        back = reading(step, host_us + 20)
-        step.run("aten::_amp_update_scale_", back, on_device=0, dur=2)
+def scaling(step: Step) -> None:
+    host_us = training(step)
+    step.run("aten::_amp_foreach_non_finite_check_and_unscale_", host_us, on_device=0, dur=5)
+    back = reading(step, host_us + 20)
+    step.run("aten::_amp_update_scale_", back, on_device=0, dur=2)
 
-    (found,) = audit("host.sync", loop_of(script))
+
+def test_gradscaler_has_a_cure_of_its_own_where_the_device_has_no_bf16():
+    (found,) = audit("host.sync", loop_of(scaling, builder=Builder(device="Tesla T4")))
 
     assert "GradScaler" in found.title
+    assert "fused=True" in found.fix
+    assert "bf16" not in found.fix
+
+
+def test_one_wait_of_the_gradscaler_is_promised_once():
+    loop = loop_of(scaling)
+
+    assert audit("host.sync", loop) == []
+    (found,) = audit("precision.grad_scaler", loop)
     assert "bf16-mixed" in found.fix
     assert "fused=True" in found.fix
+
+
+def test_the_profilers_own_synchronisation_after_the_last_launch_is_no_sync_of_the_loop():
+    # GIVEN a trace without steps that ends in the profiler's stop
+    builder = Builder()
+    step = Step(builder, 10_000, 0)
+    training(step)
+    step.wait(step.free_at() - 50)
+
+    analysis = analyse_timeline(builder.join())
+    assert audit("host.sync", Loop(analysis, Replay(analysis))) == []
+
+    # WHEN a launch follows THEN it is the loop's
+    training(step, at=step.free_at() + 20)
+    analysis = analyse_timeline(builder.join())
+    assert len(audit("host.sync", Loop(analysis, Replay(analysis)))) == 1
 
 
 # allocator
@@ -155,4 +185,4 @@ def test_a_full_device_is_told_as_the_cause_of_allocations():
 
     loop = loop_of(script, peak_memory_bytes={"in_window": 95}, device={"total_memory_bytes": 100})
 
-    assert any("95 %" in line for line in audit("host.allocator", loop)[0].evidence)
+    assert any("95%" in line for line in audit("host.allocator", loop)[0].evidence)

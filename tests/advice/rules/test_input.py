@@ -41,7 +41,7 @@ def test_a_loader_in_the_training_process_that_takes_most_of_the_step_is_given_w
     # AND eight workers deliver every 2.1 ms
     assert saving(found, loop).likely_ns == pytest.approx(17_000 - 1.05 * 16_000 / 8, rel=0.02)
     assert saving(found, loop).low_ns > 10_000
-    assert any("aten::stack: 50 %" in line for line in found.evidence)
+    assert any("aten::stack: 50%" in line for line in found.evidence)
 
 
 def test_a_loader_that_takes_a_hundredth_of_the_step_is_left_alone():
