@@ -59,11 +59,17 @@ def sigmoid_of_2(x):
 
 
 @triton.jit
-def both_sigmoids_of_2(x):
-    """1 / (1 + 2^-x) and 1 / (1 + 2^x): one less the other, without the cancellation of that."""
-    e = tl.exp2(tl.minimum(-x, 126.0))
-    s = reciprocal(1.0 + e)
-    return s, e * s
+def sigmoid_with_slope_of_2(x, EXACT: tl.constexpr):
+    """s = 1 / (1 + 2^-x), and s (1 - s): where not EXACT as s - s^2, which cancels where s is near 1."""
+    if EXACT:
+        # Bounded, lest the slope be infinity times 0.
+        e = tl.exp2(tl.minimum(-x, 126.0))
+        s = reciprocal(1.0 + e)
+        slope = e * s * s
+    else:
+        s = sigmoid_of_2(x)
+        slope = s - s * s
+    return s, slope
 
 
 @triton.jit
@@ -120,21 +126,21 @@ def activation(x, NAME: tl.constexpr):
 
 
 @triton.jit
-def activation_gradient(x, NAME: tl.constexpr):
-    """The derivative of the activation `NAME` at x."""
+def activation_gradient(x, NAME: tl.constexpr, EXACT: tl.constexpr):
+    """The derivative of the activation `NAME` at x; EXACT is for results in fp32."""
     if NAME == "relu":
         g = tl.where(x <= 0.0, 0.0, 1.0)
     elif NAME == "relu_squared":
         g = tl.where(x <= 0.0, 0.0, 2.0 * x)
     elif NAME == "silu":
-        s, rest = both_sigmoids_of_2(x * 1.4426950408889634)
-        g = s * (1.0 + x * rest)
+        s, slope = sigmoid_with_slope_of_2(x * 1.4426950408889634, EXACT)
+        g = s + x * slope
     elif NAME == "gelu":
         below, bell = normal(x)
         g = below + x * 0.3989422804014327 * bell
     elif NAME == "gelu_tanh":
-        s, rest = both_sigmoids_of_2(x * (2.302208198144325 + 0.1029432395800235 * (x * x)))
-        g = s + x * (s * rest) * (1.5957691216057308 + 0.21406444881780073 * (x * x))
+        s, slope = sigmoid_with_slope_of_2(x * (2.302208198144325 + 0.1029432395800235 * (x * x)), EXACT)
+        g = s + x * slope * (1.5957691216057308 + 0.21406444881780073 * (x * x))
     else:
         g = tl.full(x.shape, 1.0, tl.float32)
     return g

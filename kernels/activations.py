@@ -98,7 +98,8 @@ def _activation_backward_kernel(
     where = row * n_cols + start + at
     x = tl.load(x_ptr + where, mask=mask, other=0.0).to(tl.float32)
     dy = tl.load(dy_ptr + where, mask=mask, other=0.0).to(tl.float32)
-    tl.store(dx_ptr + where, dy * activation_gradient(x, ACT), mask=mask)
+    dx = dy * activation_gradient(x, ACT, dx_ptr.dtype.element_ty == tl.float32)
+    tl.store(dx_ptr + where, dx, mask=mask)
 
 
 @triton.jit
@@ -119,7 +120,7 @@ def _bias_activation_backward_kernel(
         where = rows.to(tl.int64)[:, None] * n_cols + cols[None, :]
         z = tl.load(x_ptr + where, mask=mask, other=0.0).to(tl.float32) + bias[None, :]
         dy = tl.load(dy_ptr + where, mask=mask, other=0.0).to(tl.float32)
-        dx = dy * activation_gradient(z, ACT)
+        dx = dy * activation_gradient(z, ACT, dx_ptr.dtype.element_ty == tl.float32)
         tl.store(dx_ptr + where, dx, mask=mask)
         total += dx
     tl.store(partial_ptr + group.to(tl.int64) * n_cols + cols, tl.sum(total, axis=0), mask=col_mask)
@@ -148,7 +149,8 @@ def _gated_backward_kernel(
     dy = tl.load(dy_ptr + row * n_cols + start + at, mask=mask, other=0.0).to(tl.float32)
     gate = tl.load(gate_ptr + row * gate_stride + start + at, mask=mask, other=0.0).to(tl.float32)
     up = tl.load(up_ptr + row * up_stride + start + at, mask=mask, other=0.0).to(tl.float32)
-    dgate = dy * up * activation_gradient(gate, ACT)
+    EXACT: tl.constexpr = dgate_ptr.dtype.element_ty == tl.float32
+    dgate = dy * up * activation_gradient(gate, ACT, EXACT)
     tl.store(dgate_ptr + row * dgate_stride + start + at, dgate, mask=mask)
     tl.store(dup_ptr + row * dup_stride + start + at, dy * activation(gate, ACT), mask=mask)
 

@@ -138,7 +138,8 @@ def _bias_act_norm_backward_kernel(
             dc += tl.sum(dy, axis=0)
         if w_ptr is not None:
             dy = dy * w
-        dx = input_gradient(dy, xhat, rstd, n_cols, False) * activation_gradient(u, ACT)
+        dx = input_gradient(dy, xhat, rstd, n_cols, False)
+        dx *= activation_gradient(u, ACT, dx_ptr.dtype.element_ty == tl.float32)
         if PARTS == 1 or PARTS == 3:
             # Masked rows have rstd 0; masked columns are not stored.
             dbias += tl.sum(dx, axis=0)

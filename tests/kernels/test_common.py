@@ -25,7 +25,7 @@ def _apply(x_ptr, y_ptr, NAME: tl.constexpr, BLOCK: tl.constexpr):
     if NAME == "tanh":
         y = tanh(x)
     elif NAME.endswith("'"):
-        y = activation_gradient(x, NAME[:-1])
+        y = activation_gradient(x, NAME[:-1], True)
     else:
         y = activation(x, NAME)
     tl.store(y_ptr + at, y)
