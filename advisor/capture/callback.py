@@ -306,7 +306,7 @@ class TrainingAdvisor(Root, *lightning_bases(import_any=True)):  # type: ignore[
         self._swapping.refresh()
         report = self._window.report_path
         if report is not None:
-            print(f"training-advisor report: {report}", flush=True)
+            print(f"advisor: report: {report}", flush=True)
             loggers.hand_over(trainer.loggers, report, trainer.global_step)
             if self.open_report:
                 webbrowser.open(report.resolve().as_uri())

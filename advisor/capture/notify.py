@@ -26,6 +26,6 @@ def info(message: str) -> None:
 def warn(message: str) -> None:
     """Warn once; where the user turned warnings into errors, print instead."""
     try:
-        warnings.warn(AdvisorWarning(f"training-advisor: {message}"), stacklevel=3)
+        warnings.warn(AdvisorWarning(f"advisor: {message}"), stacklevel=3)
     except Warning:
         info(message)

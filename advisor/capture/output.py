@@ -94,6 +94,7 @@ class Worker:
         job = {
             "raw": str(files.raw),
             "trace": str(files.trace),
+            "log": str(files.log),
             "context": context,
             "report": report,
             "expected": [str(Files(files.folder, rank).trace) for rank in ranks],
@@ -129,9 +130,3 @@ class Worker:
         except OSError:
             return ""
         return lines[-1] if lines else ""
-
-    def tidy(self) -> None:
-        """Remove its log if it had nothing to say."""
-        with contextlib.suppress(OSError):
-            if self.files.log.stat().st_size == 0:
-                self.files.log.unlink()

@@ -384,7 +384,6 @@ class Window:
         elif status != 0:
             notify.warn(f"the analysis failed: {worker.last_line()} (see {worker.files.log})")
         else:
-            worker.tidy()
             self._reported = self._report
 
     def _make_way(self) -> None:

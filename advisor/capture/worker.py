@@ -83,10 +83,19 @@ def main(job_path: Path) -> int:
     pack(raw, trace, job["context"])
     raw.unlink()
     job_path.unlink()
-    if not job["report"]:
-        return 0
-    found = wait_for_ranks([Path(p) for p in job["expected"]], limit_s=_RANKS_S, silent_s=_RANKS_SILENT_S)
-    return analyze(found, trace.parent)
+    status = 0
+    if job["report"]:
+        found = wait_for_ranks([Path(p) for p in job["expected"]], limit_s=_RANKS_S, silent_s=_RANKS_SILENT_S)
+        status = analyze(found, trace.parent)
+    remove_if_empty(Path(job["log"]))
+    return status
+
+
+def remove_if_empty(log: Path) -> None:
+    """Leave no log that says nothing: a run that crashed is no longer there to do it."""
+    with contextlib.suppress(OSError):
+        if log.stat().st_size == 0:
+            log.unlink()
 
 
 if __name__ == "__main__":

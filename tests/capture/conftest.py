@@ -42,11 +42,11 @@ def pl() -> Any:
 
 @pytest.fixture
 def ours() -> Any:
-    """Collects the warnings that training-advisor gives."""
+    """Collects the warnings that the advisor gives."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
 
         def texts() -> list[str]:
-            return [str(w.message) for w in caught if "training-advisor" in str(w.message)]
+            return [str(w.message) for w in caught if w.category.__module__.startswith("advisor.")]
 
         yield texts

@@ -81,7 +81,7 @@ def test_the_worker_imports_no_torch_and_sees_no_gpu(tmp_path):
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def test_a_finished_job_leaves_only_the_trace_and_the_log(tmp_path):
+def test_a_finished_job_that_said_nothing_leaves_only_the_trace(tmp_path):
     files = Files(tmp_path / "step_1", 3)
     files.prepare()
     files.raw.write_text('{"traceEvents": []}')
@@ -90,7 +90,7 @@ def test_a_finished_job_leaves_only_the_trace_and_the_log(tmp_path):
     running.start({"schema": 1}, report=False, ranks=[3])
 
     assert running.wait(60) == 0
-    assert sorted(p.name for p in files.folder.iterdir()) == ["rank3.log", "rank3.pt.trace.json.gz"]
+    assert sorted(p.name for p in files.folder.iterdir()) == ["rank3.pt.trace.json.gz"]
 
 
 def test_a_failed_job_keeps_the_raw_recording_and_says_why(tmp_path):
@@ -103,6 +103,7 @@ def test_a_failed_job_keeps_the_raw_recording_and_says_why(tmp_path):
 
     assert running.wait(60) == 1
     assert "not a trace" in running.last_line()
+    assert files.log.exists()
     assert files.raw.exists()
 
 
