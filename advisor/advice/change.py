@@ -239,8 +239,10 @@ class Change:
             self.position[own] = first
             self.extra_host_ns[own[0]] += host_ns
         # What stalls for longer waits for something that the trace does not show, in a graph as well.
-        launching = captured & (self.gap_ns < _STALL_NS)
-        self.gap_ns[launching] = np.minimum(self.gap_ns[launching], edit.gap_ns)
+        idle_ns = np.maximum(self.gap_ns, self.latency_ns)
+        stalls = captured & (idle_ns >= _STALL_NS)
+        self.gap_ns[captured] = np.minimum(self.gap_ns[captured], edit.gap_ns)
+        self.gap_ns[stalls] = idle_ns[stalls]
         self.latency_ns[captured] = graph.streams.typical_latency_ns
         self._drop_host(captured)
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from advisor.advice.advise import advise, saving_of
-from advisor.advice.edits import Edit, Estimate, Remove, Retime
+from advisor.advice.edits import Edit, Estimate, Insert, Remove, Retime
 from advisor.advice.finding import Finding
 from advisor.advice.loop import Loop
 from advisor.advice.rule import NotApplicable, Rule
@@ -120,3 +120,41 @@ def test_without_a_baseline_a_saving_on_the_host_may_be_nothing():
     # AND at the speed that hosts usually have without a profiler the kernels always do
     assert us(saving.low_ns) < 40
     assert us(saving.high_ns) < us(saving.likely_ns) + 40
+
+
+def test_what_adds_nothing_to_the_findings_before_it_is_not_named_with_them(analysis):
+    def gone(loop: Loop) -> list[Edit]:
+        return [Remove(rows_named(loop.replay, "long"))]
+
+    rules = [
+        a_rule("a.gone", gone),
+        a_rule("a.other", shorter("short", 100)),
+        a_rule("a.part", shorter("long", 300)),
+    ]
+    found = advise(analysis, rules)
+
+    together, names = found.together
+    assert names == ["a.gone", "a.other"]
+    assert together.likely_ns >= max(advice.saving.likely_ns for advice in found.advice)
+
+
+def test_what_takes_from_anothers_saving_is_left_out_of_both_together(analysis):
+    def much_host(loop: Loop) -> list[Edit]:
+        rows = rows_named(loop.replay, "short")
+        return [Remove(rows), Insert(rows_named(loop.replay, "long"), exactly(1_000.0), host_ns=800_000.0)]
+
+    found = advise(analysis, [a_rule("a.large", shorter("long", 500)), a_rule("a.greedy", much_host)])
+
+    alone = max(advice.saving.likely_ns for advice in found.advice)
+    assert found.together[0].likely_ns >= alone
+
+
+def test_a_change_that_likely_costs_time_is_no_advice(analysis):
+    def slower(loop: Loop) -> list[Edit]:
+        rows = rows_named(loop.replay, "long")
+        now = loop.rows.dur_ns[rows].astype(float)
+        return [Retime(rows, Estimate(now * 1.3, now * 1.1, now * 0.5))]
+
+    assert advise(analysis, [a_rule("a.slower", slower)]).passed == ["a.slower"]
+    # WHEN the rule has something to say of it THEN it is told
+    assert len(advise(analysis, [a_rule("a.slower", slower, note="why")]).advice) == 1

@@ -11,6 +11,7 @@ from advisor.advice.edits import (
     Fuse,
     HostRemove,
     HostTime,
+    Input,
     Insert,
     LaunchAsGraph,
     Overlap,
@@ -18,7 +19,9 @@ from advisor.advice.edits import (
     Retime,
 )
 from advisor.advice.replay import Replay
+from advisor.roofline.analysis import analyse_timeline
 from tests.advice.scripted import OP, RETURN, SYNC, Script, rows_named, us
+from tests.trace.builder import Builder
 
 exactly = Estimate.exactly
 
@@ -276,6 +279,39 @@ def test_a_graph_keeps_the_host_work_of_launches_outside_it(capturable):
     # WHEN the middle operator stays outside THEN it keeps its time; the Python around it is captured
     found = us(capturable.step_ns([LaunchAsGraph(outer, host_ns=exactly(20_000.0))]))
     assert found == approx(100 + 20 + OP)
+
+
+def test_a_stall_of_the_device_stays_in_a_graph():
+    # GIVEN a kernel that begins 2 ms after the one before it for no reason in the trace
+    builder, at = Builder(), 1_000.0
+    for step in range(3):
+        begin = at
+        for number, start in enumerate((20.0, 130.0, 2_060.0)):
+            correlation = 10 * step + number + 1
+            builder.op("aten::mm", at, OP)
+            builder.call(at + 3, correlation=correlation, dur=2)
+            builder.work("gemm", begin + start, 15, correlation=correlation)
+            at += OP + 100
+        builder.call(at, correlation=9_000 + step, name="cudaDeviceSynchronize", dur=begin + 2_080 - at)
+        at = begin + 2_090
+        builder.step(step, begin, at - begin)
+    replay = Replay(analyse_timeline(builder.join()))
+
+    in_graph = LaunchAsGraph(rows_named(replay, "gemm"), host_ns=exactly(5_000.0))
+
+    assert us(replay.step_ns([in_graph])) > 1_800
+
+
+def test_of_two_ways_to_fetch_the_faster_holds_as_a_whole():
+    replay = Script(lambda s: (s.fetch(1_000, workers=False), s.launch(50))).replay()
+    slow = Input(exactly(1_500_000.0), exactly(0.0))
+    workers = Input(exactly(100_000.0), exactly(400_000.0))
+
+    # THEN neither the host time of one with the period of the other, nor the one that comes last
+    alone = us(replay.step_ns([workers]))
+    assert alone == approx(400)
+    assert us(replay.step_ns([slow, workers])) == approx(alone)
+    assert us(replay.step_ns([workers, slow])) == approx(alone)
 
 
 def test_cases_of_an_estimate_order_the_outcome(device_bound):

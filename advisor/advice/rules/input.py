@@ -123,10 +123,10 @@ def _now_and_then(loop: Loop) -> bool:
 def _bursts(loop: Loop) -> Finding:
     fetches, times = loop.host.fetches, loop.analysis.step_times_ns
     took_ns = (fetches.end_ns - fetches.start_ns).astype(float)
-    late = took_ns > _WORTH_MORE * loop.step_ns
+    late = int((took_ns > _TYPICALLY * fetches.typical_ns).sum())
     longest = duration(float(took_ns.max()))
     return Finding(
-        title=f"{count(int(late.sum()), 'fetch')} of {len(fetches)} wait for the workers, up to {longest}: "
+        title=f"{count(late, 'fetch', 'wait', what=f'of {len(fetches)}')} for the workers, up to {longest}: "
         f"a step takes {duration(float(times.mean()))} on average and {duration(float(np.median(times)))} "
         "typically",
         evidence=[

@@ -1,6 +1,10 @@
 """Explicit attention and slow backends: loops that have them, and the nearest that have not."""
 
-from tests.advice.rules.models import BF16, BOOL, FP32, Op, ask, likely_ms, loop, op
+import pytest
+
+from advisor.advice.rates import attention_ns
+from advisor.roofline.devices import Device
+from tests.advice.rules.models import BF16, BOOL, FP16, FP32, Op, ask, likely_ms, loop, op
 
 SCORES, HEADS, KEYS = [8, 12, 1024, 1024], [96, 1024, 64], [96, 64, 1024]
 SOFTMAX = "void (anonymous namespace)::softmax_warp_forward<float, float, float, 10, false, false>"
@@ -127,3 +131,22 @@ def test_fast_backend_is_passed():
     kernel = [("cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16", 47)]
     inside = [op("aten::_scaled_dot_product_cudnn_attention", (heads, heads, heads), kernels=kernel)]
     assert ask("attention.backend", sdpa(inside), mlp()).passed == ["attention.backend"]
+
+
+T4 = {"id": 0, "name": "Tesla T4", "totalGlobalMem": 15_800_000_000, "numSms": 40}
+
+
+def test_a_device_without_a_fast_backend_is_not_told_to_use_one():
+    said = ask("attention.backend", sdpa(efficient(4_000), dtype=FP16), mlp(), device=T4)
+    assert said.not_applicable == ["attention.backend"]
+
+
+@pytest.mark.parametrize("backward", [0, 1])
+def test_fused_attention_is_promised_at_the_rate_of_the_kernel_that_the_device_has(backward):
+    def likely_ns(arch: str) -> float:
+        device = Device("a device", peaks={"tensor_fp16": 1e14}, bandwidth_bytes_per_s=1e12, arch=arch)
+        sizes = {"entries": 96 * 1024**2, "queries": 1024, "dim": 64, "dim_v": 64, "batch_heads": 96}
+        return float(attention_ns(device, causal=False, dtype="fp16", **sizes)[backward].likely)
+
+    # GIVEN devices of one speed THEN the one before FlashAttention takes about twice as long
+    assert 1.5 < likely_ns("sm_75") / likely_ns("sm_80") < 3

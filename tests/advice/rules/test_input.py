@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from advisor.advice.advise import saving_of
+from advisor.advice.loop import Loop
+from advisor.advice.replay import Replay
+from advisor.roofline.analysis import analyse_timeline
 from tests.advice.rules.steps import Step, applies, audit, loop_of, saving, training
+from tests.trace.builder import Builder
 
 FETCH = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
 FROM_WORKERS = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"
@@ -183,3 +188,44 @@ def _later(step: Step, us: float) -> Step:
     later = Step(step.builder, step.start + us, step.number)
     later._correlation = step._correlation + 50_000
     return later
+
+
+def test_workers_that_are_late_now_and_then_are_told_without_a_saving_for_the_typical_step():
+    # GIVEN eight steps of which the third waits for all workers at once
+    builder, at = Builder(), 10_000.0
+    for number in range(8):
+        late = 9_000 if number == 3 else 100
+        builder.step(number, at, late + 900)
+        fetching(FROM_WORKERS, late)(Step(builder, at, number))
+        at += late + 900
+    analysis = analyse_timeline(builder.join(), baseline_step_ms=1.0)
+    (found,) = audit("input.dataloader", Loop(analysis, Replay(analysis)))
+
+    assert found.title.startswith("1 fetch of 7 waits for the workers, up to 9.00 ms")
+    assert found.edits == []
+    assert "typical" in found.note
+
+
+def test_pinning_beside_late_workers_does_not_make_them_faster():
+    def script(step: Step) -> None:
+        step.range(FROM_WORKERS, 0, 5_000)
+        copying(pinned=False, dur=1_600, call_us=1_600)(_later(step, 5_010))
+
+    loop = loop_of(script, step_us=8_000, loader={"num_workers": 2})
+    (found,) = audit("input.pageable_copy", loop)
+
+    # THEN the step is the workers' 8 ms, whatever the copy takes
+    assert saving(found, loop).likely_ns < 0.05 * 8_000
+
+
+def test_workers_and_pinning_together_save_no_less_than_workers_alone():
+    def script(step: Step) -> None:
+        step.range(FETCH, 0, 16_000)
+        copying(pinned=False, dur=1_600, call_us=1_600)(_later(step, 16_010))
+
+    loop = loop_of(script, step_us=19_000, loader={"num_workers": 0})
+    (workers,), (pinned,) = audit("input.dataloader", loop), audit("input.pageable_copy", loop)
+
+    alone = saving_of(workers.edits, loop.replay).likely_ns
+    for edits in ([*workers.edits, *pinned.edits], [*pinned.edits, *workers.edits]):
+        assert saving_of(edits, loop.replay).likely_ns >= 0.999 * alone

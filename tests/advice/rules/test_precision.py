@@ -129,3 +129,20 @@ def test_fused_adam_in_a_good_part_of_the_step_could_keep_8_bit_moments():
 def test_optimizer_that_is_not_fused_gains_more_elsewhere():
     said = ask("precision.optimizer_state", product(WGMMA, 180), optimizer=[adam(400, "aten::_foreach_add_")])
     assert said.not_applicable == ["precision.optimizer_state"]
+
+
+MI300X = {"id": 0, "name": "AMD Instinct MI300X", "totalGlobalMem": 206_000_000_000, "numSms": 304}
+
+
+def test_tf32_is_not_advised_where_the_setting_alone_does_nothing():
+    said = ask("precision.tf32", product("Cijk_Ailk_Bljk_SB_MT128x128x16", 2700), gelu(40), device=MI300X)
+    assert said.not_applicable == ["precision.tf32"]
+
+
+def test_fp8_for_inference_is_another_change_than_for_training():
+    inference = op("aten::mm", (A, A), kernels=[(WGMMA, 180)])
+    training = ask("precision.fp8", product(WGMMA, 180, BF16)).advice[0].finding
+    predicting = ask("precision.fp8", inference).advice[0].finding
+    assert "convert_to_float8_training" in training.fix
+    assert "convert_to_float8_training" not in predicting.fix
+    assert "quantize_" in predicting.fix

@@ -89,3 +89,12 @@ def test_many_rows_are_passed():
 def test_batch_that_would_not_fit_is_not_proposed():
     peak = {"peak_memory_bytes": {"before": 100e9, "in_window": 100e9}}
     assert ask("shape.batch", layer(16, 12), parameters=PARAMETERS, **peak).passed == ["shape.batch"]
+
+
+def test_rows_of_fp32_are_aligned_at_multiples_of_four():
+    kernel = "sm80_xmma_gemm_f32f32_tf32f32_f32_tn_n_tilesize128x128x16_stage4_s1688_align1"
+    (advice,) = ask("shape.alignment", head(50257, 20_000, kernel, dtype=FP32)).advice
+
+    assert "no multiple of 4" in advice.finding.title
+    # AND a size of four's multiples is none to pad, whatever eight says
+    assert ask("shape.alignment", head(50260, 20_000, kernel, dtype=FP32)).passed == ["shape.alignment"]
