@@ -140,6 +140,7 @@ def compare(before: Report, after: Report) -> Comparison:
 
 _FIGURES: tuple[tuple[str, str, Callable[[Report], Any]], ...] = (
     ("kernels", "ms", lambda r: r.summary.kernel_time_ms_per_step),
+    ("operators", "ms", lambda r: r.summary.operator_time_ms_per_step),
     ("device busy", "ms", lambda r: r.summary.gpu_busy_ms_per_step),
     ("launches", "", lambda r: r.summary.kernels_per_step),
     ("bytes moved", "bytes", lambda r: r.summary.bytes_per_step),
@@ -205,12 +206,12 @@ def _outcome(change: float | None, noise: float | None) -> str:
 def _verdict(outcome: str, before: Side, after: Side, change: float | None, noise: float | None) -> str:
     if change is None:
         return "The step times cannot be compared: one of the two has no steps."
-    times = f"{fmt.duration(after.step_ms)} a step after {fmt.duration(before.step_ms)} ({change:+.1%})"
+    times = f"{fmt.duration(after.step_ms)}, before {fmt.duration(before.step_ms)} ({fmt.change(change)})"
     if noise is None:
-        return f"{times}; with fewer than two steps on both sides the noise is not known."
+        return f"A step takes {times}; with fewer than two steps on both sides the noise is not known."
     if outcome == "same":
-        return f"No change beyond the noise of {noise:.1%}: {times}."
-    return f"The second is {outcome}: {times}, beyond the noise of {noise:.1%}."
+        return f"No change beyond the noise of {noise:.1%}: a step takes {times}."
+    return f"{outcome.capitalize()}: a step takes {times}, beyond the noise of {noise:.1%}."
 
 
 def _breakdown(before: Report, after: Report) -> list[Change]:

@@ -14,6 +14,10 @@ from advisor.report.markdown import code, prose
 
 #: Rows of kernels shown; the JSON has them all.
 TOP = 15
+#: A kernel's change below this share of the step is not shown.
+_SEEN = 5e-5
+#: Columns that phase, times and verdict take beside the names, with their gaps.
+_FIGURES_WIDTH = 53
 _STYLES = {"faster": "green", "vanished": "green", "slower": "red", "appeared": "yellow"}
 
 
@@ -30,19 +34,25 @@ def render(comparison: Comparison, console: Console) -> None:
     for change in [*shown.figures, *shown.breakdown]:
         if change.before is not None or change.after is not None:
             table.add_row(*map(Text, _figure(change)))
+    console.print()
     console.print(table)
     kernels = _changed(shown)
     if not kernels:
         return
+    console.print()
     table = Table(box=None, padding=(0, 1), pad_edge=False, title_justify="left")
-    table.add_column("operator", overflow="ellipsis", no_wrap=True, max_width=36)
-    table.add_column("module", overflow="ellipsis", no_wrap=True, max_width=28)
-    table.add_column("phase", no_wrap=True)
+    # Names give way on a narrow terminal, figures never.
+    names = max(console.width - _FIGURES_WIDTH, 24)
+    modules = min(max(len(kernel.module or "module") for kernel in kernels), names * 3 // 7, 28)
+    table.add_column("operator", overflow="ellipsis", no_wrap=True, max_width=min(names - modules, 36))
+    table.add_column("module", overflow="ellipsis", no_wrap=True, max_width=modules)
+    table.add_column("phase", no_wrap=True, min_width=5)
     for heading in ("before", "after", "change"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("")
+        table.add_column(heading, justify="right", no_wrap=True, min_width=8)
+    table.add_column("", no_wrap=True, min_width=8)
     for kernel in kernels:
-        cells = (kernel.op, kernel.module or fmt.MISSING, kernel.phase, *_times(kernel))
+        op = kernel.op.removeprefix("aten::")
+        cells = (op, kernel.module or fmt.MISSING, kernel.phase, *_times(kernel))
         table.add_row(*(Text(cell) for cell in cells), Text(kernel.change, _STYLES.get(kernel.change, "dim")))
     console.print(table)
 
@@ -77,7 +87,8 @@ def _lines(shown: Comparison) -> Iterator[str]:
 
 
 def _changed(shown: Comparison) -> list[KernelChange]:
-    return [kernel for kernel in shown.kernels if kernel.change != "same"][:TOP]
+    least_ms = _SEEN * (shown.before.step_ms or 0.0)
+    return [k for k in shown.kernels if k.change != "same" and abs(k.after_ms - k.before_ms) > least_ms][:TOP]
 
 
 def _times(kernel: KernelChange) -> tuple[str, str, str]:
@@ -90,7 +101,6 @@ def _figure(change: Change) -> tuple[str, str, str, str]:
     show = {"ms": fmt.duration, "bytes": fmt.nbytes, "FLOP": fmt.number_with_prefix}.get(
         change.unit, fmt.number
     )
-    ratio = (
-        f"{change.difference / change.before:+.1%}" if change.before and change.difference is not None else ""
-    )
+    difference = change.difference
+    ratio = fmt.change(difference / change.before) if change.before and difference is not None else ""
     return change.name, show(change.before), show(change.after), ratio

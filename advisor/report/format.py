@@ -105,6 +105,13 @@ def percent(fraction: float | None) -> str:
     return f"{100 * fraction:.1f}%"
 
 
+def change(fraction: float | None) -> str:
+    """A change as a signed percentage: ``+3.2%``, ``−21.8%``."""
+    return (
+        MISSING if fraction is None or not math.isfinite(fraction) else f"{fraction:+.1%}".replace("-", "−")
+    )
+
+
 def ratio(value: float | None) -> str:
     """A ratio: ``1.53×``."""
     return f"{value:.2f}×" if value is not None and math.isfinite(value) else MISSING

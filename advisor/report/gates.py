@@ -50,6 +50,12 @@ METRICS: dict[str, Metric] = {
     "kernel_time": Metric(
         "time", lambda r: r.summary.kernel_time_ms_per_step, "lower", "kernels of a step, summed"
     ),
+    "operator_time": Metric(
+        "time",
+        lambda r: r.summary.operator_time_ms_per_step,
+        "lower",
+        "operators of a step, summed, where it ran on the CPU",
+    ),
     "gpu_busy": Metric(
         "fraction", lambda r: r.summary.gpu_busy_fraction, "higher", "share of the step at work"
     ),
@@ -139,11 +145,8 @@ def _change(report: Report, against: Report, text: str) -> Outcome:
         side = against if not before else report
         return Outcome(text, None, f"{name} is not known from {side.trace.path}")
     worse = (after - before) / before * (1 if metric.better == "lower" else -1)
-    told = (
-        f"{name} went from {_show(before, metric.unit)} to {_show(after, metric.unit)} ({worse:+.1%} worse)"
-    )
-    if worse <= 0:
-        told = told.replace(f"({worse:+.1%} worse)", f"({-worse:.1%} better)")
+    how = f"{worse:.1%} worse" if worse > 0 else f"{-worse:.1%} better" if worse < 0 else "the same"
+    told = f"{name} went from {_show(before, metric.unit)} to {_show(after, metric.unit)} ({how})"
     if worse <= allowed:
         return Outcome(text, True, f"{told}, allowed {allowed:.1%}")
     if noise is None:

@@ -32,7 +32,41 @@ def test_a_change_beyond_the_spread_of_the_steps_is_one() -> None:
     found = compare(made([30.0, 30.2, 29.9, 30.1, 30.0]), made([17.4, 17.5, 17.3, 17.4, 17.4]))
     assert found.outcome == "faster"
     assert found.step_change_fraction == pytest.approx((17.4 - 30.0) / 30.0)
-    assert "-42.0%" in found.verdict
+    assert "(−42.0%)" in found.verdict
+
+
+def test_a_run_on_the_cpu_is_compared_by_its_operators_and_not_by_kernels_it_has_none_of() -> None:
+    # GIVEN two runs on a CPU
+    sides = [made([30.0] * 3), made([20.0] * 3)]
+    for side, operators_ms in zip(sides, (28.0, 18.0), strict=True):
+        side.summary.kernel_time_ms_per_step = side.summary.kernels_per_step = None
+        side.summary.operator_time_ms_per_step = operators_ms
+    # WHEN they are compared THEN no figure is told as 0
+    out = io.StringIO()
+    render(compare(*sides), Console(file=out, width=80))
+    assert "operators" in out.getvalue()
+    assert not [line for line in out.getvalue().splitlines() if line.startswith(("kernels", "launches"))]
+
+
+def test_names_give_way_on_a_narrow_terminal_and_figures_do_not() -> None:
+    before, after = made([30.0] * 3), made([20.0] * 3)
+    name = "aten::_scaled_dot_product_flash_attention_for_cpu"
+    after.kernels[0].op, after.kernels[0].module = name, "blocks.*.attention.projection"
+    out = io.StringIO()
+    render(compare(before, after), Console(file=out, width=80))
+    (row,) = [line for line in out.getvalue().splitlines() if line.startswith("_scaled_dot")]
+    assert len(row) <= 80
+    assert row.rstrip().endswith("appeared")
+    assert "…" not in row.split(after.kernels[0].phase, 1)[1]
+
+
+def test_a_change_too_small_to_matter_is_not_listed() -> None:
+    before, after = made([30.0] * 3), made([30.0] * 3)
+    before.kernels[-1].op, before.kernels[-1].time_ms_per_step = "aten::arange", 0.001
+    after.kernels[-1].op, after.kernels[-1].time_ms_per_step = "aten::arange", 0.002
+    found = compare(before, after)
+    assert "arange" not in markdown(found)
+    assert any(kernel.op == "aten::arange" and kernel.change == "slower" for kernel in found.kernels)
 
 
 def test_a_change_within_the_spread_is_none() -> None:
