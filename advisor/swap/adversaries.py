@@ -66,7 +66,7 @@ def hard(example: Example) -> Iterator[tuple[str, Example]]:
 
 
 def narrowed(example: Example, elements: int = 2**18) -> Example:
-    """The call with fewer rows: tensors are cut along the first dimension, where all have as many as the first.
+    """The call with fewer rows: tensors are cut along the first dimension where it is as long as the first's.
 
     Hard values are as hard in a few rows, and float64 is slow on most GPUs. Whether the call still works is
     for the caller to see.

@@ -14,19 +14,9 @@ from advisor.swap.modules import MARK
 from advisor.swap.site import Candidate, Outcome, Site, Trial
 from advisor.swap.table import places, table
 from tests.swap.networks import LlamaNorm
-from tests.swap.planted import candidate
+from tests.swap.planted import ToldClock, candidate
 
 SIZE = 16
-
-
-class SlowNorm(LlamaNorm):
-    """Slower than any kernel: the gain is real."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = super().forward(x)
-        for _ in range(60):
-            y = y + 0.0
-        return y
 
 
 def fast(module: nn.Module, x: Tensor) -> Tensor:
@@ -37,10 +27,12 @@ def fast(module: nn.Module, x: Tensor) -> Tensor:
 def _planted(monkeypatch):
     monkeypatch.setattr(norm_kind, "_bundled", lambda *_: candidate(fast, "planted"))
     monkeypatch.setattr(norm_kind, "_torchs", lambda *_: None)
+    told = ToldClock({"original": 90e3, "planted": 50e3})
+    monkeypatch.setattr("advisor.swap.measure.clock_for", lambda devices: told)
 
 
 def model() -> nn.Module:
-    return nn.Sequential(nn.Linear(SIZE, SIZE), nn.BatchNorm1d(SIZE), SlowNorm(SIZE), nn.Dropout(0.5))
+    return nn.Sequential(nn.Linear(SIZE, SIZE), nn.BatchNorm1d(SIZE), LlamaNorm(SIZE), nn.Dropout(0.5))
 
 
 def is_swapped(net: nn.Module) -> bool:
@@ -52,7 +44,7 @@ def test_the_package_itself_is_called_and_gives_a_handle() -> None:
     done = advisor.swap(net, torch.randn(8, SIZE), "norm", allow_cpu=True)
     assert [o.chosen.name for o in done.outcomes] == ["planted"]
     assert is_swapped(net)
-    assert "norm 2 (SlowNorm) -> planted" in str(done)
+    assert "norm 2 (LlamaNorm) -> planted" in str(done)
     done.restore()
     done.restore()
     assert not is_swapped(net)
@@ -96,7 +88,7 @@ def test_nothing_but_the_class_of_a_module_changes() -> None:
 class Keywords(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.norm = SlowNorm(SIZE)
+        self.norm = LlamaNorm(SIZE)
 
     def forward(self, x: Tensor, scale: float = 1.0) -> Tensor:
         return self.norm(x) * scale
@@ -120,7 +112,7 @@ def test_a_loss_is_called_on_the_result_and_looked_at_if_it_is_a_module() -> Non
 
     advisor.swap(model(), torch.randn(8, SIZE), "norm", loss, allow_cpu=True)
     assert seen == [torch.Size([8, SIZE])]
-    done = advisor.swap(nn.Linear(SIZE, SIZE), torch.randn(8, SIZE), "norm", SlowNorm(SIZE), allow_cpu=True)
+    done = advisor.swap(nn.Linear(SIZE, SIZE), torch.randn(8, SIZE), "norm", LlamaNorm(SIZE), allow_cpu=True)
     assert [o.site.where for o in done.outcomes] == [["loss"]]
 
 
