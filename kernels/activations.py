@@ -27,6 +27,7 @@ from ._family import Family
 from ._launch import LaunchTable, cdiv, next_power_of_2
 from ._math import ACTIVATIONS, activation, activation_gradient
 from ._ops import operator
+from ._rows import fitting_stages, sum_partials
 from ._triton import tl, triton
 
 FAMILY = Family(
@@ -58,10 +59,10 @@ BIAS_BACKWARD = LaunchTable(
     "activations_bias_backward",
     {
         "default": [
-            (256, {"ROWS": 8, "BLOCK": 256, "programs_per_sm": 8, "num_warps": 4}),
-            (None, {"ROWS": 4, "BLOCK": 512, "programs_per_sm": 8, "num_warps": 4}),
+            (256, {"ROWS": 8, "BLOCK": 256, "STAGES": 3, "programs_per_sm": 6, "num_warps": 4}),
+            (None, {"ROWS": 4, "BLOCK": 512, "STAGES": 3, "programs_per_sm": 6, "num_warps": 4}),
         ],
-        "interpreter": [(None, {"ROWS": 8, "BLOCK": 256, "programs_per_sm": 4, "num_warps": 1})],
+        "interpreter": [(None, {"ROWS": 8, "BLOCK": 256, "STAGES": 1, "programs_per_sm": 4, "num_warps": 1})],
     },
 )
 
@@ -105,7 +106,7 @@ def _activation_backward_kernel(
 @triton.jit
 def _bias_activation_backward_kernel(
     dy_ptr, x_ptr, bias_ptr, dx_ptr, partial_ptr, n_rows, n_cols, blocks, groups,
-    ACT: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    ACT: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     # A program owns a strip of columns in every `groups`-th band of rows, and sums it in fp32; rows of the
     # tile are added up after the last band, so that threads need not wait for each other before.
@@ -114,7 +115,7 @@ def _bias_activation_backward_kernel(
     col_mask = cols < n_cols
     bias = tl.load(bias_ptr + cols, mask=col_mask, other=0.0).to(tl.float32)
     total = tl.zeros([ROWS, BLOCK], tl.float32)
-    for band in range(group, tl.cdiv(n_rows, ROWS), groups):
+    for band in tl.range(group, tl.cdiv(n_rows, ROWS), groups, num_stages=STAGES):
         rows = band * ROWS + tl.arange(0, ROWS)
         mask = (rows < n_rows)[:, None] & col_mask[None, :]
         where = rows.to(tl.int64)[:, None] * n_cols + cols[None, :]
@@ -206,11 +207,14 @@ def bias_activation_gradient_op(
     wanted = params.pop("programs_per_sm") * sm_count(x.device)
     blocks = cdiv(n_cols, params["BLOCK"])
     groups = min(max(wanted // blocks, 1), cdiv(n_rows, params["ROWS"]))
-    partial = torch.empty(groups, n_cols, dtype=torch.float32, device=x.device)
+    tile_bytes = params["ROWS"] * params["BLOCK"] * (x.element_size() + dy.element_size())
+    params["STAGES"] = fitting_stages(params["STAGES"], tile_bytes, x.device)
+    partial = torch.empty(groups, 1, n_cols, dtype=torch.float32, device=x.device)
     _bias_activation_backward_kernel[(blocks * groups,)](
         dy, x, bias.contiguous(), dx, partial, n_rows, n_cols, blocks, groups, ACT=name, **params
     )
-    return dx, partial.sum(0).to(bias.dtype)
+    (db,) = sum_partials(partial, [bias.dtype])
+    return dx, db
 
 
 @operator(

@@ -30,6 +30,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ._device import device_reasons, dtype_reasons, refuse
+from ._family import Family
 from ._ops import autocast_dtype, operator
 from ._quant_format import (
     BLOCK,
@@ -42,6 +43,15 @@ from ._quant_format import (
     words_of,
 )
 from ._quant_kernels import launch_dequantize, launch_gemv, launch_tile
+
+FAMILY = Family(
+    what="linear layers with int4 or int8 weights, for few rows of x as in decoding",
+    public=(
+        "WeightOnlyLinear", "dequantize", "quantize_int4", "quantize_int8", "quantize_model",
+        "weight_only_linear",
+    ),
+    replaces=("torch.nn.Linear with a frozen weight",),
+)  # fmt: skip
 
 __all__ = [
     "QuantizedWeight", "WeightOnlyLinear", "dequantize", "quantize_int4", "quantize_int8", "quantize_model",

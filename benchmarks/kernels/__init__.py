@@ -20,8 +20,3 @@ except ImportError:
 
     advisor.__path__.append(str(Path(__file__).resolve().parents[2]))
     sys.modules.pop("advisor.kernels", None)
-
-import advisor.kernels.bench
-
-# A family's cases may lie here until they move into the package.
-advisor.kernels.bench.__path__.append(str(Path(__file__).parent))

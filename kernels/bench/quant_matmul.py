@@ -9,12 +9,12 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from advisor.kernels import quant_matmul as qm
-from advisor.kernels._quant_format import BLOCK, words_of
-from advisor.kernels._quant_kernels import launch_gemv, launch_tile
 from torch import Tensor
 
-from benchmarks.kernels.harness import Case, Variant, forward
+from .. import quant_matmul as qm
+from .._quant_format import BLOCK, words_of
+from .._quant_kernels import launch_gemv, launch_tile
+from .timing import Case, Variant, forward
 
 #: Rows and columns of the weight.
 WEIGHTS = [
@@ -92,6 +92,8 @@ def _torch_int8(out: int, columns: int) -> Callable[[Tensor], Any]:
 
 
 def case(out: int, columns: int, rows: int, bits: int) -> Case:
+    """One weight, in groups of 128 columns where it has 4 bits, and so many rows of x."""
+
     def inputs() -> Sequence[Any]:
         weight = _random(out, columns, bits)
         x = torch.randn(rows, columns, device="cuda", dtype=torch.bfloat16)
@@ -114,6 +116,7 @@ def case(out: int, columns: int, rows: int, bits: int) -> Case:
 
 
 def cases(quick: bool) -> Iterator[Case]:
+    """Weights of common models, from one row of x to many."""
     if quick:
         yield from (case(*size) for size in QUICK)
         return
