@@ -166,7 +166,7 @@ class TrainingAdvisor(Root, *lightning_bases(import_any=True)):  # type: ignore[
             window.interrupt()  # a run inside the run that it recorded
             self._swapping.interrupt()
         self._window: Window | None = None
-        self._swapping: swapping_start.Swaps = swapping_start.Idle()
+        self._swapping: swapping_start.Idle = swapping_start.Idle()
         self._folder: Path | None = None
         self._results: Path | None = None
         self._stage: str | None = None
@@ -359,6 +359,7 @@ class TrainingAdvisor(Root, *lightning_bases(import_any=True)):  # type: ignore[
             max_memory_growth=self.swap_max_memory_growth,
             window=lambda: self._window,
             shared=self.ranks != "first",
+            warmup_steps=self.warmup_steps,
             results=self._results or Path("advisor_logs"),
         )
 

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from advisor.capture import lightning_ahead, notify, swapping_told
 from advisor.capture.swapping_engine import Engine
 from advisor.capture.swapping_ranks import Order, Ranks
+from advisor.capture.swapping_start import Idle
 from advisor.capture.swapping_steps import Comparison, cycles_per_block, objection
 from advisor.capture.swapping_told import counted
 from advisor.report.model import Swaps, SwapSite, SwapSteps
@@ -37,7 +38,7 @@ class State(enum.Enum):
     DONE = "done"
 
 
-class Swapping:
+class Swapping(Idle):
     """One run's swaps.
 
     Args:
@@ -84,6 +85,7 @@ class Swapping:
         self._seen = 0
         self._cycles = 0
         self._until = 0
+        self._to_watch = engine.steps_to_watch
         self._fault = unable
         self._sites: list[SwapSite] = []
         self._comparison: Comparison | None = None
@@ -108,7 +110,8 @@ class Swapping:
         """A batch is about to be trained on."""
         if self.state is State.READY:
             self.state = State.WATCHING
-            self._try(self._engine.watch)
+            if not self._fault:
+                self._try(self._engine.watch)
 
     def batch_end(self, batch_idx: int) -> None:
         """A batch has been trained on."""
@@ -119,7 +122,7 @@ class Swapping:
         if self.state is State.WAITING:
             self._meet(batch_idx)
         elif self.state is State.WATCHING:
-            self._choose()
+            self._watched()
         elif self.state is State.COMPARING:
             self._compare()
 
@@ -169,16 +172,25 @@ class Swapping:
         ahead = lightning_ahead.of_fit(self._trainer, batch_idx, self._epochs)
         left = None
         if ahead.left_in_epoch is not None and ahead.left_later is not None:
-            left = ahead.left_in_epoch + ahead.left_later - 1  # one to be watched
+            left = ahead.left_in_epoch + ahead.left_later - self._to_watch
         cycles = cycles_per_block(left, self._cycle)
         if not cycles:
             return Order(go=False, why=f"the {left} batches that are left are too few to compare whole steps")
-        return Order(go=True, cycles=cycles)
+        lacking = self._engine.lacks_memory()
+        return Order(go=not lacking, why=lacking, cycles=cycles)
+
+    def _watched(self) -> None:
+        self._try(self._engine.unwatch)
+        self._to_watch -= 1
+        if self._to_watch > 0:
+            self.state = State.READY
+        else:
+            self._choose()
 
     def _choose(self) -> None:
-        """The watched step has ended: try, on rank 0, and change, on all."""
+        """All was watched: try, on rank 0, and change, on all."""
         start_s = time.monotonic()
-        found = self._try(self._engine.sites) or []
+        found = (self._try(self._engine.sites) or []) if not self._fault else []
         order = self._hear(lambda: self._decision(found))
         if order.go and not self._fault:
             self._try(lambda: self._change(order))

@@ -12,9 +12,12 @@ from typing import Any
 import torch
 
 from advisor.capture.swapping_patterns import PatternFinder, uncovered
+from advisor.capture.swapping_steps import headroom_bytes
 from advisor.swap.decide import Terms, decide
+from advisor.swap.examples import CAP_BYTES
 from advisor.swap.find import Finder, Skipped
 from advisor.swap.journal import Journal
+from advisor.swap.rewrite.backend import MEMORY_BYTES
 from advisor.swap.session import Swapper
 from advisor.swap.site import Outcome, Site
 
@@ -82,22 +85,46 @@ class Engine:
         """Why nothing can be swapped here; empty if something might."""
         return self._made().unable
 
+    def lacks_memory(self) -> str:
+        """Why the step's tensors cannot be copied beside it; empty if they can."""
+        free = self._headroom_bytes()
+        if free is None or free >= 2 * CAP_BYTES:
+            return ""
+        return f"too little device memory is free to copy what a step computes ({free / 1e9:.1f} GB)"
+
+    @property
+    def steps_to_watch(self) -> int:
+        """One for modules, which are watched as they are called, and one that is traced."""
+        return max(1, int(self._modules) + int(self._with_patterns))
+
     def watch(self) -> None:
         """Note the calls of the step that comes."""
-        self._swapper = self._made()
-        if self._with_patterns:
-            self._patterns = PatternFinder(self._model, self._kinds, self._inner)
-            self._swapper.add(self._patterns)
-        self._watching.enter_context(self._swapper.watch())
+        lacking = self.lacks_memory()
+        if lacking:
+            raise RuntimeError(lacking)
+        if self._swapper is None:
+            self._swapper = self._made()
+            if self._modules or not self._with_patterns:
+                self._watching.enter_context(self._swapper.watch())
+                return
+        free = self._headroom_bytes()
+        memory_bytes = MEMORY_BYTES if free is None else min(MEMORY_BYTES, free // 2)
+        self._patterns = PatternFinder(self._model, self._kinds, self._inner, memory_bytes)
+        self._swapper.add(self._patterns)
+        self._watching.enter_context(self._patterns.watch())
+
+    def unwatch(self) -> None:
+        """The step has ended."""
+        self._watching.close()
 
     def sites(self) -> list[Site]:
-        """The step has ended: forget the marks; what could be replaced."""
-        self._watching.close()
+        """What could be replaced, patterns first, and modules only where no pattern covers them."""
         found = self._in_use.sites()
         patterns = [site for site in found if site.mechanism == PatternFinder.mechanism]
+        self._found = list(patterns)
         for site in found:
             left = uncovered(site, patterns) if site.mechanism == "module" else site
-            if left is not None:
+            if left is not None and site not in patterns:
                 self._found.append(left)
         return self._found
 
@@ -149,12 +176,14 @@ class Engine:
             self._patterns.release()
         for outcome in self._outcomes:
             outcome.site.examples.clear()
-        self._swapper, self._patterns = None, None
+        self._swapper = None
         self._found, self._outcomes = [], []
 
     def toggle(self, on: bool) -> None:
         """Put what was applied in force, or out of it."""
         self._journal.toggle(on)
+        if self._patterns is not None and self._patterns.failure:
+            raise RuntimeError(self._patterns.failure)
 
     def restore(self) -> None:
         """Take everything back; twice does nothing."""
@@ -163,6 +192,9 @@ class Engine:
         if self._journal.faults:
             faults, self._journal.faults = "; ".join(self._journal.faults), []
             raise RuntimeError(faults)
+
+    def _headroom_bytes(self) -> int | None:
+        return headroom_bytes(self._model.device.type)
 
     @property
     def _in_use(self) -> _Swapper:

@@ -9,6 +9,7 @@ from typing import Any
 
 from advisor.swap.find import Skipped
 from advisor.swap.journal import Change
+from advisor.swap.rewrite.backend import MEMORY_BYTES
 from advisor.swap.rewrite.wrap import StepRewrite
 from advisor.swap.site import Outcome, Site
 
@@ -22,19 +23,29 @@ class PatternFinder:
         module: the LightningModule.
         kinds: of `advisor.swap.site.KINDS`.
         inner: the compiler that the user compiles the step with; None where it runs eagerly.
+        memory_bytes: that copies of the step's tensors may take.
     """
 
     mechanism = "pattern"
 
     def __init__(
-        self, module: Any, kinds: Collection[str], inner: str | Callable[..., Any] | None = None
+        self,
+        module: Any,
+        kinds: Collection[str],
+        inner: str | Callable[..., Any] | None = None,
+        memory_bytes: int = MEMORY_BYTES,
     ) -> None:
-        self._rewrite = StepRewrite(module, inner=inner)
+        self._rewrite = StepRewrite(module, inner=inner, memory_bytes=memory_bytes)
         self._kinds = kinds
         self._what = type(module).__name__
         self._obstacle = ""
         #: What looks like a pattern and was left alone; the whole step, where it could not be read.
         self.skipped: list[Skipped] = []
+
+    @property
+    def failure(self) -> str:
+        """Why the step was given up, in one line; empty while it was not."""
+        return self._rewrite.failure
 
     @contextmanager
     def watch(self) -> Iterator[None]:

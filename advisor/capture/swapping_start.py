@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 from advisor.capture import notify
 from advisor.errors import UsageError
@@ -18,8 +18,8 @@ WARMUP = 20
 SHARED_WARMUP = 256
 
 
-class Swaps(Protocol):
-    """What the callback tells of the run; `Idle` and `advisor.capture.swapping.Swapping` listen."""
+class Idle:
+    """What the callback tells swap of a run; this one hears it and does nothing."""
 
     def epoch_start(self) -> None:
         """An epoch begins."""
@@ -34,7 +34,7 @@ class Swaps(Protocol):
         """A batch has been trained on."""
 
     def restore(self) -> None:
-        """Everything is to be put back now."""
+        """Everything is to be put back now; on several ranks each must be asked, at the same batch."""
 
     def close(self) -> None:
         """The run has ended."""
@@ -43,35 +43,7 @@ class Swaps(Protocol):
         """The run was left by an exception."""
 
     def refresh(self) -> None:
-        """The report may be there by now."""
-
-
-class Idle:
-    """Swap where it was not asked for, or has nothing to do."""
-
-    def epoch_start(self) -> None:
-        """Nothing."""
-
-    def cut(self) -> None:
-        """Nothing."""
-
-    def batch_start(self) -> None:
-        """Nothing."""
-
-    def batch_end(self, batch_idx: int) -> None:
-        """Nothing."""
-
-    def restore(self) -> None:
-        """Nothing."""
-
-    def close(self) -> None:
-        """Nothing."""
-
-    def interrupt(self) -> None:
-        """Nothing."""
-
-    def refresh(self) -> None:
-        """Nothing."""
+        """The recording and its report may be there by now."""
 
 
 def check_swap(swap: Any, max_memory_growth: Any) -> None:
@@ -102,8 +74,9 @@ def begin(
     max_memory_growth: float,
     window: Callable[[], Window | None],
     shared: bool,
+    warmup_steps: int | Literal["auto"],
     results: Path,
-) -> Swaps:
+) -> Idle:
     """What swaps in this run; says in one line if nothing can be swapped.
 
     Args:
@@ -114,6 +87,7 @@ def begin(
         max_memory_growth: share by which whole steps' peak memory may grow.
         window: the one that records on this rank; None where none does.
         shared: whether other ranks may record, which this one cannot see.
+        warmup_steps: batches before swap begins where nothing is recorded.
         results: where to leave what was done where nothing is recorded.
     """
     if swap is None:
@@ -130,7 +104,7 @@ def begin(
         recording = window()
         if recording is not None:
             return recording.done
-        return batches >= (SHARED_WARMUP if shared else WARMUP)
+        return batches >= (SHARED_WARMUP if shared else WARMUP if warmup_steps == "auto" else warmup_steps)
 
     def folder() -> Path:
         recording = window()

@@ -9,7 +9,7 @@ from itertools import repeat
 from typing import Any
 
 from advisor.capture.clock import StepClock
-from advisor.capture.steptime import median_ms, per_cycle_ms
+from advisor.capture.steptime import median_ms
 from advisor.report import format as fmt
 from advisor.report.model import Saving, SwapSteps
 
@@ -149,7 +149,7 @@ class Comparison:
         times: dict[bool, list[float]] = {False: [], True: []}
         peaks: dict[bool, list[int]] = {False: [], True: []}
         for block in self._blocks:
-            times[block.on] += per_cycle_ms(block.clock.distances_ms(), self._cycle)
+            times[block.on] += [cycle_ms / self._cycle for cycle_ms in block.clock.distances_ms()]
             if block.peak_bytes is not None:
                 peaks[block.on].append(block.peak_bytes)
         return compared(
@@ -167,8 +167,8 @@ class Comparison:
             self._blocks.append(block)
             reset_peak(self._device_type)
             block.clock.mark()
-            for _ in range(self._cycles * self._cycle):
-                yield
+            for _ in range(self._cycles):
+                yield from repeat(None, self._cycle)
                 block.clock.mark()
             block.peak_bytes = peak_bytes(self._device_type)
 
@@ -184,6 +184,15 @@ def reset_peak(device_type: str) -> None:
     memory = _device_module(device_type)
     if memory is not None:
         memory.reset_peak_memory_stats()
+
+
+def headroom_bytes(device_type: str) -> int | None:
+    """Device memory that not even the steps' peak so far has touched; None where it is not known."""
+    module = _device_module(device_type)
+    if module is None:
+        return None
+    total = module.get_device_properties(module.current_device()).total_memory
+    return int(total - max(module.max_memory_allocated(), module.memory_reserved()))
 
 
 def synchronize(device_type: str) -> None:

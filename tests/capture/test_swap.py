@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from advisor import TrainingAdvisor
-from advisor.capture import swapping_start, swapping_steps
+from advisor.capture import swapping_steps
 from advisor.capture.swapping import State
 from advisor.capture.swapping_start import Idle
 from advisor.errors import UsageError
@@ -32,7 +32,7 @@ def advisor(**options):
 
 def only_swap(**options):
     """Without a recording, which would take the place of half the batches."""
-    return advisor(**{"stages": ("validate",), **options})
+    return advisor(**{"stages": ("validate",), "warmup_steps": 6, **options})
 
 
 def is_swapped(model):
@@ -42,7 +42,6 @@ def is_swapped(model):
 @pytest.fixture(autouse=True)
 def _short(monkeypatch):
     monkeypatch.setattr(swapping_steps, "MOST", 5)
-    monkeypatch.setattr(swapping_start, "WARMUP", 6)
 
 
 def result(folder):
@@ -446,7 +445,7 @@ def test_nothing_is_swapped_under_fast_dev_run(pl, tmp_path, monkeypatch, capsys
     assert list(tmp_path.rglob("swaps.json")) == []
 
 
-@pytest.mark.parametrize("place", ["watch", "sites", "decide", "choices", "apply", "toggle", "release"])
+@pytest.mark.parametrize("place", ["watch", "unwatch", "sites", "decide", "choices", "apply", "toggle"])
 def test_a_fault_of_our_own_is_one_warning_and_training_is_as_without(pl, tmp_path, monkeypatch, ours, place):
     from advisor.capture.swapping_engine import Engine
 
@@ -469,6 +468,18 @@ def test_a_fault_of_our_own_is_one_warning_and_training_is_as_without(pl, tmp_pa
     assert [text for text in ours() if "our own fault" in text and "training goes on" in text]
     assert callback._swapping.state is State.DONE
     assert result(tmp_path)["kept"] is False
+
+
+def test_without_memory_for_copies_nothing_begins(pl, tmp_path, monkeypatch):
+    from advisor.capture import swapping_engine
+
+    plant(monkeypatch, planted.fast())
+    monkeypatch.setattr(swapping_engine, "headroom_bytes", lambda _kind: 10**9)
+
+    make_trainer(pl, tmp_path, only_swap()).fit(slow_model(pl), rows(BATCHES))
+
+    assert "too little device memory is free" in result(tmp_path)["verdict"]
+    assert "(1.0 GB)" in result(tmp_path)["verdict"]
 
 
 def test_off_by_default_and_bound_to_no_run(pl, tmp_path):

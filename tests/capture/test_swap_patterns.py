@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from advisor import TrainingAdvisor
-from advisor.capture import swapping_start, swapping_steps
+from advisor.capture import swapping_steps
 from advisor.capture.swapping_engine import ALLOW_CPU
 from advisor.swap import decide
 from advisor.swap.rewrite.backend import Traced
@@ -72,7 +72,6 @@ def make_model(light):
 @pytest.fixture(autouse=True)
 def _short(monkeypatch):
     monkeypatch.setattr(swapping_steps, "MOST", 5)
-    monkeypatch.setattr(swapping_start, "WARMUP", 3)
     monkeypatch.setenv(ALLOW_CPU, "1")
     be_sure(monkeypatch)
     # What stands in is PyTorch's attention on a CPU: of another layout, and exact only where softmax is soft.
@@ -96,7 +95,7 @@ def edited(monkeypatch):
 
 
 def advisor(**options):
-    return TrainingAdvisor(**{"stages": ("validate",), "swap": ["attention"], **options})
+    return TrainingAdvisor(**{"stages": ("validate",), "warmup_steps": 3, "swap": ["attention"], **options})
 
 
 def result(folder):
@@ -104,19 +103,19 @@ def result(folder):
     return json.loads(path.read_text())
 
 
-def test_explicit_attention_is_rewritten_in_the_live_step_and_put_back(light, tmp_path, edited):
-    plain = make_model(light)
-    make_trainer(light, tmp_path).fit(plain, rows(BATCHES))
-    model = make_model(light)
+def test_explicit_attention_is_rewritten_in_the_live_step_and_put_back(pl, tmp_path, edited):
+    plain = make_model(pl)
+    make_trainer(pl, tmp_path).fit(plain, rows(BATCHES))
+    model = make_model(pl)
     base, within = type(model), []
 
-    class Saves(light.Callback):
+    class Saves(pl.Callback):
         def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
             if batch_idx == BATCHES - 3:
                 within.append(type(pl_module) is not base)
                 trainer.save_checkpoint(tmp_path / "live.ckpt")
 
-    make_trainer(light, tmp_path, advisor(), Saves()).fit(model, rows(BATCHES))
+    make_trainer(pl, tmp_path, advisor(), Saves()).fit(model, rows(BATCHES))
 
     # THEN the step ran through a graph with another attention, and is the user's own again
     found = result(tmp_path)
@@ -134,7 +133,7 @@ def test_explicit_attention_is_rewritten_in_the_live_step_and_put_back(light, tm
         torch.testing.assert_close(value, plain.state_dict()[name], rtol=1e-3, atol=1e-5)
     saved = torch.load(tmp_path / "live.ckpt", weights_only=False)
     assert list(saved["state_dict"]) == list(plain.state_dict())
-    make_model(light).load_state_dict(saved["state_dict"])
+    make_model(pl).load_state_dict(saved["state_dict"])
 
 
 def test_with_the_watched_step_alone_training_is_the_same_to_the_bit(pl, tmp_path, monkeypatch):

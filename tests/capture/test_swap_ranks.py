@@ -55,6 +55,7 @@ class Engine:
 
     def __init__(self, fault=""):
         self.fault, self.log, self.remarks, self.on = fault, [], [], False
+        self.steps_to_watch = 2
 
     def _do(self, what):
         self.log.append(what)
@@ -63,6 +64,12 @@ class Engine:
 
     def watch(self):
         self._do("watch")
+
+    def lacks_memory(self):
+        return ""
+
+    def unwatch(self):
+        self._do("unwatch")
 
     def sites(self):
         self._do("sites")
@@ -141,6 +148,7 @@ def test_all_ranks_do_what_rank_0_decides_and_only_it_tries_and_writes(tmp_path)
     engines, bus, runs = run(tmp_path)
 
     assert [engine.on for engine in engines] == [True, True]
+    assert engines[0].log[:5] == engines[1].log[:5] == ["watch", "unwatch", "watch", "unwatch", "sites"]
     assert "decide" in engines[0].log
     assert "decide" not in engines[1].log
     assert engines[1].followed == (("net.1", "planted"),)
@@ -158,7 +166,7 @@ def test_ranks_ask_again_until_rank_0_is_done_recording(tmp_path):
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-@pytest.mark.parametrize("place", ["watch", "sites", "apply", "toggle True", "toggle False"])
+@pytest.mark.parametrize("place", ["watch", "unwatch", "sites", "apply", "toggle True", "toggle False"])
 def test_a_fault_on_one_rank_puts_everything_back_on_all(tmp_path, rank, place):
     faults = ["", ""]
     faults[rank] = place
@@ -207,7 +215,7 @@ def test_two_processes_of_ddp_swap_alike_and_save_plain_checkpoints(pl, tmp_path
                 (tmp_path / f"seen{trainer.global_rank}").write_text(json.dumps(swapped))
                 trainer.save_checkpoint(tmp_path / "swapped.ckpt")
 
-    callback = TrainingAdvisor(stages=("validate",), swap=["norm"])
+    callback = TrainingAdvisor(stages=("validate",), warmup_steps=6, swap=["norm"])
     trainer = make_trainer(pl, tmp_path, callback, Notes(), devices=2, strategy="ddp_fork")
 
     # WHEN they train
