@@ -13,13 +13,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch.fx import GraphModule, Node
 
 from advisor.swap.site import Candidate, Example, Outcome, Site
 from advisor.swap.tensors import size_bytes
 
 from . import checkpointing
-from .collect import Budget, Collector
+from .collect import Collector, fitting
 from .constants import Proof
 from .edit import copy_of, original_of, replaced
 from .facts import Facts, Refusal
@@ -167,14 +168,10 @@ class Rewriter:
         """Whether a match of this key has been decided upon, if at another size."""
         return key.exact in self._decided or key.loose in self._loose
 
-    def keep(self, found: Found, key: Key, example: Example | None) -> None:
+    def keep(self, key: Key, example: Example) -> None:
         """Take in an example of a site."""
         known = self._gathered.get(key.exact)
-        if example is None:
-            why = f"its inputs do not fit into the {self.memory_bytes / 2**20:.0f} MiB for examples"
-            refusal = Refusal(found.match.pattern, found.where, why)
-            self.refusals += [refusal] if refusal not in self.refusals else []
-        elif known is not None and known.example is None:
+        if known is not None and known.example is None:
             known.example = example
 
     def note_call(self, level: _Level, found: Found, key: Key) -> bool:
@@ -187,10 +184,17 @@ class Rewriter:
         known.calls += 1
         return known.example is None
 
-    def budget(self) -> Budget:
-        """What examples may take besides those at hand."""
+    def fitting(self, wanted: Sequence[Found]) -> list[Found]:
+        """Those for whose examples there is memory; the others are noted as refused."""
         kept = [g.example.args for g in self._gathered.values() if g.example is not None]
-        return Budget(self.memory_bytes - size_bytes(kept))
+        left = min(self.memory_bytes - size_bytes(kept), _spare_bytes())
+        fit = fitting(wanted, left)
+        for found in wanted:
+            why = f"no room for an example in {left / 2**20:.0f} MiB"
+            refusal = Refusal(found.match.pattern, found.where, why)
+            if found not in fit and refusal not in self.refusals:
+                self.refusals.append(refusal)
+        return fit
 
     def forget_examples(self) -> None:
         """Let go of the copies; sites that were handed out keep theirs."""
@@ -312,18 +316,20 @@ class Traced:
     def _collect(self, args: tuple[Any, ...]) -> Any:
         rewriter = self._rewriter
         waiting = {found for _, found in self.pending()}
-        wanted: dict[str, list[Found]] = {}
+        wanted: dict[str, Found] = {}
+        name_of: dict[Found, str] = {}
         for level in self.levels:
             for found, key in zip(level.found, level.keys, strict=True):
-                if found in waiting and rewriter.note_call(level, found, key):
-                    wanted.setdefault(level.name, []).append(found)
+                if not rewriter.decided(key) and rewriter.note_call(level, found, key):
+                    # The last of equal ones: what comes first in a step may want no gradient.
+                    wanted[key.exact] = found
+                    name_of[found] = level.name
         keys = {f: key for level in self.levels for f, key in zip(level.found, level.keys, strict=True)}
-
-        def keep(found: Found, example: Example | None) -> None:
-            rewriter.keep(found, keys[found], example)
-
-        inner = {level.name: wanted.get(level.name, []) for level in self.levels if level.name}
-        return Collector(self._gm, wanted.get("", []), keep, rewriter.budget(), inner).run(*args)
+        parts: dict[str, list[Found]] = {level.name: [] for level in self.levels}
+        for found in rewriter.fitting(sorted(wanted.values(), key=lambda f: f not in waiting)):
+            parts[name_of[found]].append(found)
+        here = parts.pop("", [])
+        return Collector(self._gm, here, lambda f, example: rewriter.keep(keys[f], example), parts).run(*args)
 
     def _rewrite(self) -> None:
         self._version = self._rewriter.version
@@ -352,6 +358,14 @@ class Traced:
         # A changed buffer cannot be told within a compiled graph, so what hangs on one is left.
         chosen = [c for c in chosen if not c[1].match.proofs]
         return compile_it(self._edited(chosen) if chosen else self._gm, list(inputs))
+
+
+def _spare_bytes() -> int:
+    """Of the current GPU's memory, what copies may take without pressing the step that they are taken in."""
+    if not torch.cuda.is_available():
+        return 1 << 62
+    free, _ = torch.cuda.mem_get_info()
+    return (free + torch.cuda.memory_reserved() - torch.cuda.memory_allocated()) // 4
 
 
 def _proofs(found: Found, indices: Mapping[Node, int], inputs: Sequence[Any]) -> list[Proof]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -13,31 +14,35 @@ from advisor.swap.site import Example
 from advisor.swap.tensors import copied, plain
 
 from . import checkpointing
+from .facts import fake
 from .match import Found
 
-Keep = Callable[[Found, Example | None], None]
+Keep = Callable[[Found, Example], None]
 
 
-class Budget:
-    """Bytes that copies may still take."""
+def fitting(wanted: Sequence[Found], left_bytes: int) -> list[Found]:
+    """The sites whose inputs can be copied within so many bytes, the first ones first.
 
-    def __init__(self, left_bytes: int) -> None:
-        self.left_bytes = left_bytes
-
-    def take(self, more_bytes: int) -> bool:
-        """Whether there are so many left, which then are taken."""
-        if more_bytes > self.left_bytes:
-            return False
-        self.left_bytes -= more_bytes
-        return True
+    What several sites take is copied once.
+    """
+    taken: set[Node] = set()
+    fit = []
+    for found in wanted:
+        nodes = {*found.match.inputs, *found.extra} - taken
+        more = sum(_span_bytes(value) for n in nodes if (value := fake(n)) is not None)
+        if more <= left_bytes:
+            left_bytes -= more
+            taken |= nodes
+            fit.append(found)
+    return fit
 
 
 def _span_bytes(tensor: Tensor) -> int:
     """Memory between a tensor's first and last element, all of which a copy with its strides takes."""
-    if not tensor.numel():
+    sizes, strides = tuple(tensor.shape), tensor.stride()
+    if not all(isinstance(n, int) for n in (*sizes, *strides)) or 0 in sizes:
         return 0
-    span = 1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
-    return span * tensor.element_size()
+    return tensor.element_size() * (1 + sum((n - 1) * s for n, s in zip(sizes, strides, strict=True)))
 
 
 class Collector(Interpreter):
@@ -46,8 +51,7 @@ class Collector(Interpreter):
     Args:
         gm: the graph.
         wanted: its sites.
-        keep: told each site's example, or None where its inputs did not fit, once a run.
-        budget: for the copies.
+        keep: told each site's example, once a run.
         inner: for each checkpointed part, by its module's name, the sites in it.
     """
 
@@ -56,11 +60,10 @@ class Collector(Interpreter):
         gm: GraphModule,
         wanted: Sequence[Found],
         keep: Keep,
-        budget: Budget,
         inner: Mapping[str, Sequence[Found]] | None = None,
     ) -> None:
         super().__init__(gm)
-        self._keep, self._budget, self._inner = keep, budget, inner or {}
+        self._keep, self._inner = keep, inner or {}
         self._ending: dict[Node, list[Found]] = {}
         self._inputs: set[Node] = set()
         for found in wanted:
@@ -77,8 +80,9 @@ class Collector(Interpreter):
         value = super().run_node(n)
         if n in self._inputs and not isinstance(value, Tensor):
             self._copies[n] = value
-        elif n in self._inputs and plain(value) and self._budget.take(_span_bytes(value)):
-            with torch.no_grad():
+        elif n in self._inputs and plain(value):
+            # Short of memory, the example is what can be done without.
+            with torch.no_grad(), contextlib.suppress(torch.OutOfMemoryError):
                 self._copies[n] = copied(value)
         return value
 
@@ -93,13 +97,12 @@ class Collector(Interpreter):
         name = next((k for k, v in self.module.named_children() if v is args[0]), "")
         if name not in self._inner:
             return super().call_function(target, args, kwargs)
-        body = Collector(args[0], self._inner[name], self._keep, self._budget)
+        body = Collector(args[0], self._inner[name], self._keep)
         return checkpointing.run(lambda *given: body.run(*given), *args[1:], **kwargs)
 
     def _hand_on(self, found: Found) -> None:
         nodes = (*found.match.inputs, *found.extra)
         if any(n not in self._copies for n in nodes):
-            self._keep(found, None)
             return
         args = tuple(self._copies[n] for n in nodes)
         kind = next((a.device.type for a in args if isinstance(a, Tensor)), "cpu")

@@ -183,21 +183,57 @@ def test_decisions_carry_over_to_another_process_by_key():
     assert other.decide(chosen) == first.rewriter.active() > 0
 
 
-def test_a_refused_site_uncovers_the_smaller_one_within():
+def test_a_refused_site_uncovers_the_smaller_one_within_at_once():
+    # GIVEN one step
     model, data = GPT(1), batch()
     rewrite = under(model, "training_step")
     with rewrite.collecting():
         model.training_step(data, 0)
-    first = {s.what for s in rewrite.sites()}
-    rewrite.decide([Outcome(s, None, "no gain") for s in rewrite.sites()])
+    first = rewrite.sites()
+
+    # WHEN everything is refused
+    rewrite.decide([Outcome(s, None, "no gain") for s in first])
+    second = rewrite.sites()
+
+    # THEN what lay within is there to be decided, without another step
+    assert "cross_entropy(head(x), target)" in {s.what for s in first}
+    assert "cross_entropy(logits, target)" in {s.what for s in second} - {s.what for s in first}
+    assert all(s.examples for s in second)
+    assert rewrite.rewriter.active() == 0
+
+
+def test_what_lies_within_leaves_room_for_the_larger_ones():
+    def kept(memory_bytes):
+        model, data = GPT(1), batch()
+        rewrite = under(model, "training_step", memory_bytes=memory_bytes)
+        with rewrite.collecting():
+            model.training_step(data, 0)
+        outer = rewrite.sites()
+        rewrite.decide([Outcome(s, None, "no gain") for s in outer])
+        return outer, rewrite.sites()
+
+    # GIVEN as much room as the larger ones take and not a byte more
+    outer, within = kept(1 << 20)
+    tensors = {a.data_ptr(): a for s in outer for a in s.examples[0].args}.values()
+    again, inner = kept(sum(span_bytes(a) for a in tensors))
+
+    assert len(again) == len(outer)
+    assert len(inner) < len(within)
+
+
+def span_bytes(t):
+    return (1 + sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True))) * t.element_size()
+
+
+def test_equal_layers_are_copied_once():
+    model, data = GPT(layers=4), batch()
+    rewrite = under(model, "training_step")
     with rewrite.collecting():
         model.training_step(data, 0)
 
-    second = {s.what for s in rewrite.sites()}
-
-    assert "cross_entropy(head(x), target)" in first
-    assert "cross_entropy(logits, target)" in second - first
-    assert rewrite.rewriter.active() == 0
+    (site,) = [s for s in rewrite.sites() if s.kind == "attention"]
+    assert site.calls_per_step == 4
+    assert len(site.examples) == 1
 
 
 def test_a_mask_that_changes_is_noticed():
@@ -269,7 +305,7 @@ def test_examples_stay_within_their_memory():
 
     sizes = [sum(a.numel() * a.element_size() for a in s.examples[0].args) for s in rewrite.sites()]
     assert 0 < sum(sizes) <= 10_000
-    assert any("do not fit" in r.why for r in rewrite.refusals)
+    assert any("no room" in r.why for r in rewrite.refusals)
 
 
 def test_examples_are_copies_that_want_what_the_originals_want():
