@@ -62,8 +62,8 @@ def check(names: tuple[str, ...], as_json: bool, quiet: bool) -> None:
     """Check every kernel on this GPU, or those of each FAMILY, forward and backward.
 
     A result may be twice as far from float64 as eager PyTorch's in the same dtype, a gradient three times;
-    a second run must be bit-equal, and no input be written to. Takes about a minute, most of it for
-    compilation. The exit code is 1 if any kernel fails.
+    a second run must be bit-equal, and no input be written to. Most of the time goes to
+    compiling, once. The exit code is 1 if any kernel fails.
 
     \b
     advisor kernels check
