@@ -32,6 +32,9 @@ FETCH_DRIFT = 0.1
 #: Standard deviations that nine in ten values stay below.
 NINE_IN_TEN = 1.28
 _LEAST, _MOST, _TRIALS = 0.25, 1.15, 10
+#: A step this many times the real one is not explained by the profiler. How fast the host may really be then,
+#: how closely that is looked for, and how far it may be off.
+_MISFIT, _SLOWEST, _HALVINGS, _UNEVEN = 1.05, 0.05, 8, 1.3
 
 
 def swelling_ns(trace: Trace, host: HostWork, work_ns: np.ndarray) -> np.ndarray:
@@ -58,10 +61,12 @@ class Speed:
     Attributes:
         host: factor on what swells under the profiler.
         fetch: factor on fetching batches in the training process itself.
+        long: factor on the long pieces that hardly swell, other than fetches.
     """
 
     host: float = 1.0
     fetch: float = 1.0
+    long: float = 1.0
 
 
 AS_PROFILED = Speed()
@@ -110,4 +115,28 @@ def likeliest_speeds(step_ns: Callable[[Speed], float], target_ns: float, *, fet
 
     best = cost.min(axis=1)
     able = np.flatnonzero(best <= best.min() + NINE_IN_TEN**2)
-    return Speeds(at(int(best.argmin())), at(int(able[0])), at(int(able[-1])))
+    found = Speeds(at(int(best.argmin())), at(int(able[0])), at(int(able[-1])))
+    if step_ns(found.likely) > _MISFIT * target_ns:
+        return _slow_throughout(step_ns, target_ns, found)
+    return found
+
+
+def _slow_throughout(step_ns: Callable[[Speed], float], target_ns: float, found: Speeds) -> Speeds:
+    """Speed of a host that was slower in the capture than the profiler makes it, long pieces included.
+
+    Other processes shared its cores, say. A device does not run slower for that, so what the profiler does
+    not explain is the host's as far as that can be, before anything is taken off the device's time.
+    """
+
+    def at(factor: float) -> Speed:
+        return Speed(min(_USUAL * factor, found.likely.host), found.likely.fetch, min(factor, 1.0))
+
+    low, high = _SLOWEST, 1.0
+    # Where the device sets the pace, no slower a host than that takes.
+    target_ns = max(target_ns, step_ns(at(low))) * (1 + DRIFT)
+    if step_ns(at(high)) <= target_ns:
+        return found
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        low, high = (low, middle) if step_ns(at(middle)) > target_ns else (middle, high)
+    return Speeds(at(low), at(low / _UNEVEN), at(low * _UNEVEN))

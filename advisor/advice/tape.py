@@ -54,6 +54,8 @@ def tape_of(change: Change, speed: Speed) -> Tape:
     """
     graph, items = change.graph, change.graph.items
     real = graph.work_ns - graph.swelling_ns * (1.0 - speed.host)
+    if speed.long != 1.0:
+        real -= np.where(graph.fetching, 0.0, graph.work_ns - graph.swelling_ns) * (1.0 - speed.long)
     real[graph.fetching] *= speed.fetch
     work = np.concatenate([[0.0], np.cumsum(real * change.host)])
     launch, row = items.kind == LAUNCH, items.row

@@ -100,3 +100,26 @@ def test_the_likeliest_factor_is_the_one_that_gives_the_target():
     assert fetching.fetch == pytest.approx(1.1, abs=0.02)
     assert fetching.host == pytest.approx(0.6, abs=0.01)
     assert Speed() == Speed(1.0, 1.0)
+
+
+def test_a_host_that_was_slow_throughout_the_capture_is_not_taken_for_a_slow_device():
+    # GIVEN kernels of 2000 µs that the host's long pieces of 400 and short ones do not keep up with
+    def step(s: Script) -> None:
+        for _ in range(10):
+            s.work(400)
+            s.launch(200)
+
+    replay = Script(step).replay(baseline_step_ms=2.1)
+
+    assert replay.profiled_ns == pytest.approx(4_080_000, rel=0.01)
+    # THEN the kernels still take what they take, and the host is what was slower
+    assert replay.result_scale == pytest.approx(1, abs=0.06)
+    halved = [Retime(rows_named(replay, ""), exactly(100_000.0))]
+    assert us(replay.step_ns(halved)) > 1_600
+
+
+def test_a_baseline_below_the_devices_own_time_is_left_to_the_scale():
+    replay = Script(lambda s: _pieces(s, kernel=100)).replay(baseline_step_ms=2.0)
+
+    assert us(replay.step_ns()) == 2_000
+    assert replay.result_scale == pytest.approx(0.5, abs=0.02)
