@@ -1,0 +1,115 @@
+"""The benchmark of whole runs: its judging, and that a tiny one runs through and is kept."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from argparse import Namespace
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("pytorch_lightning")
+
+from benchmarks import end_to_end
+
+SCRIPT = Path(end_to_end.__file__)
+
+
+def run(out: Path, *words: str) -> str:
+    command = [
+        sys.executable,
+        str(SCRIPT),
+        "--tiny",
+        "--quick",
+        "--timed",
+        "3",
+        "--curve",
+        "0",
+        "--out",
+        str(out),
+    ]
+    done = subprocess.run([*command, *words], capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout
+
+
+def test_a_tiny_run_writes_figures_and_a_second_one_keeps_them(tmp_path: Path) -> None:
+    out = tmp_path / "results" / "end_to_end.json"
+
+    said = run(out, "--only", "mixer", "--variants", "eager", "swap", "liger")
+
+    record = json.loads(out.read_text())
+    variants = record["models"]["mixer"]["variants"]
+    assert variants["eager"]["step_ms"] > 0
+    assert len(variants["eager"]["rounds_ms"]) == 2  # at the start and at the end
+    assert variants["eager"]["steps"] == 6
+    assert variants["swap"]["swaps"]["kept"] is False
+    assert "liger" not in variants  # quick: for the first model alone
+    assert record["versions"]["torch"]
+    assert record["command"].startswith("python benchmarks/end_to_end.py --tiny")
+    assert "mixer      swap" in said
+    # AND what is there is not measured again
+    assert "kept from before" in run(out, "--only", "mixer")
+    assert json.loads(out.read_text())["models"] == record["models"]
+
+
+def test_a_swapped_curve_is_held_against_two_seeds() -> None:
+    eager = [10.0 - 0.02 * n for n in range(300)]
+    other = [loss + 0.1 for loss in eager]
+
+    near = end_to_end.curve(eager, other, [loss + 0.05 for loss in eager])
+    far = end_to_end.curve(eager, other, [loss + 0.3 for loss in eager])
+
+    assert near["within"] is True
+    assert near["distance"] == pytest.approx(0.05)
+    assert near["first_difference"] == pytest.approx(0.05)
+    assert far["within"] is False
+    assert far["spread"] == pytest.approx(0.1)
+
+
+def test_what_is_slower_with_swaps_is_named_beyond_the_noise_alone() -> None:
+    def model(**times: float | None) -> dict:
+        return {"variants": {variant: {"step_ms": ms} for variant, ms in times.items()}}
+
+    found = end_to_end.slower(
+        {
+            "a": model(eager=10.0, swap=10.1),
+            "b": model(eager=10.0, swap=10.5, compile=5.0, swap_compile=5.4),
+            "c": model(eager=None, swap=1.0),
+            "d": {"variants": {"eager": {"skipped": "no package"}}},
+        }
+    )
+
+    assert [line.split(" takes")[0] for line in found] == ["b: swap", "b: swap_compile"]
+
+
+def test_a_summary_takes_the_median_over_all_rounds() -> None:
+    rounds = [
+        {"step_ms": [1.0, 2.0, 3.0], "peak_bytes": 5, "seconds": 1.0},
+        {"step_ms": [9.0], "peak_bytes": 7, "seconds": 2.0},
+    ]
+    found = end_to_end.summary(rounds)
+    assert (found["step_ms"], found["rounds_ms"], found["peak_bytes"]) == (2.5, [2.0, 9.0], 7)
+    assert end_to_end.summary([{"step_ms": [], "peak_bytes": None, "seconds": 0.1}])["step_ms"] is None
+
+
+def test_a_quick_run_gives_all_variants_and_the_curve_to_the_first_model_alone() -> None:
+    args = Namespace(
+        variants=list(end_to_end.VARIANTS), quick=True, rounds=1, timed=30, curve=300, tiny=False
+    )
+    first, other = (end_to_end.command(args, name, 600.0) for name in ("gpt2", "bert"))
+    assert first[first.index("--variants") + 1 :] == list(end_to_end.VARIANTS)
+    assert first[first.index("--curve") + 1] == "300"
+    assert other[other.index("--variants") + 1 :] == list(end_to_end.QUICK)
+    assert other[other.index("--curve") + 1] == "0"
+
+
+def test_a_line_that_is_no_result_is_passed_through(capsys: pytest.CaptureFixture[str]) -> None:
+    found: dict = {"variants": {}}
+    end_to_end.take(found, "gpt2", "a warning of some package\n")
+    end_to_end.take(found, "gpt2", json.dumps({"skipped": "timm not installed"}))
+    assert found == {"variants": {}, "skipped": "timm not installed"}
+    assert "a warning of some package" in capsys.readouterr().out
