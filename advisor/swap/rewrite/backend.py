@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
+from advisor.kernels._device import UnsupportedError
 from advisor.swap.site import Candidate, Example, Outcome, Site
 from advisor.swap.tensors import size_bytes
 
@@ -32,6 +33,8 @@ log = logging.getLogger(__name__)
 
 #: Graphs with fewer operations are what ``self.log`` and the like leave; nothing is looked for in them.
 _SMALL = 3
+#: Traces of one piece of code; below Dynamo's own limit of 8, past which it says nothing to us.
+MAX_RECOMPILES = 7
 #: What examples may take of memory altogether.
 MEMORY_BYTES = 4 << 30
 
@@ -73,7 +76,7 @@ class Rewriter:
         *,
         inner: str | Callable[..., Any] | None = None,
         memory_bytes: int = MEMORY_BYTES,
-        max_recompiles: int = 8,
+        max_recompiles: int = MAX_RECOMPILES,
     ) -> None:
         self.inner = inner
         self.memory_bytes = memory_bytes
@@ -98,7 +101,7 @@ class Rewriter:
         operations = sum(n.op in ("call_function", "call_method") for n in gm.graph.nodes)
         if operations < _SMALL and not any(checkpointing.bodies(gm)):
             return gm.forward
-        if self._recompiles() > self.max_recompiles:
+        if self._recompiles() >= self.max_recompiles:
             self.failure = (
                 f"traced {self.max_recompiles} times over: the step's shapes or flags keep changing"
             )
@@ -220,6 +223,8 @@ class Traced:
     def __init__(self, rewriter: Rewriter, gm: GraphModule, inputs: Sequence[Any]) -> None:
         self._rewriter = rewriter
         self._gm = gm
+        #: Whether the graph changes what it is given, so that it cannot be run twice.
+        self._writes = False
         self.levels = self._read(inputs)
         self._plain = checkpointing.run_eagerly(copy_of(gm)[0]) if rewriter.inner is None else None
         self._version = -1
@@ -237,10 +242,17 @@ class Traced:
             return self._compiled(*args)
         if self._version != rewriter.version:
             self._rewrite()
-        if self._rewritten is not None and all(p.stands(args) for p in self._proofs):
-            return self._rewritten(*args)
         assert self._plain is not None
-        return self._plain(*args)
+        if self._rewritten is None or not all(p.stands(args) for p in self._proofs):
+            return self._plain(*args)
+        try:
+            return self._rewritten(*args)
+        except UnsupportedError as error:
+            # A kernel looks at its arguments before it does anything.
+            if self._writes:
+                raise
+            rewriter.failure = f"a kernel does not take what the step gives it: {error}"
+            return self._plain(*args)
 
     def pending(self) -> list[tuple[Key, Found]]:
         """Matches that nothing has been decided about and that no larger one covers."""
@@ -301,6 +313,7 @@ class Traced:
         name: str = "",
     ) -> _Level:
         facts = Facts(gm, given)
+        self._writes = self._writes or any(facts.written(n) for n in gm.graph.nodes if n.op == "placeholder")
         found = find(facts)
         keys = [key_of(f, facts) for f in found]
         proofs = {

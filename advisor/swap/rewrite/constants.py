@@ -9,7 +9,7 @@ between steps, so whatever was concluded from it holds while it is the same tens
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,6 +80,10 @@ class Constants:
     def __init__(self, inputs: Mapping[Node, Any]) -> None:
         self._inputs = inputs
         self._known: dict[Node, tuple[Tensor, frozenset[Node]] | None] = {}
+
+    def leave_out(self, nodes: Iterable[Node]) -> None:
+        """Take these for not constant: something writes into them."""
+        self._known.update(dict.fromkeys(nodes))
 
     def of(self, node: Node) -> Tensor | None:
         """The node's value on the CPU, or None where it is not constant."""

@@ -83,6 +83,8 @@ class Facts:
         self._modes: dict[Node, tuple[Any, ...]] = {}
         self._read_modes()
         self._read_writes()
+        written = {self._roots[self.nodes[i]] for i in self._opaque_writes()}
+        self.constants.leave_out(n for n in self.nodes if self._roots[n] in written)
 
     def shape(self, node: Any) -> tuple[Any, ...] | None:
         """The node's shape, or None where it is no tensor; sizes that vary are symbols."""
@@ -130,6 +132,15 @@ class Facts:
         """Whether something but `besides` writes into the node's memory once the node has its value."""
         at = self.order[node]
         return any(i > at and self.nodes[i] not in besides for i in self._writes.get(self._roots[node], ()))
+
+    def written(self, node: Node) -> bool:
+        """Whether anything in the graph writes into the node's memory."""
+        return bool(self._writes.get(self._roots[node]))
+
+    def _opaque_writes(self) -> Iterator[int]:
+        """Where the nodes stand into whose memory something writes that is not as good as out of place."""
+        for node in self.opaque:
+            yield from (self.order[target] for target in _written(node))
 
     def _read_results_of_writes(self) -> None:
         for node in self.nodes:

@@ -194,6 +194,9 @@ def _modes_differ(match: Match, interior: frozenset[Node], facts: Facts) -> str:
 def _written(match: Match, interior: frozenset[Node], facts: Facts) -> str:
     for node in interior & facts.opaque:
         return f"it writes in place into memory that others see ({where(node)})"
+    for node in match.proofs:
+        if facts.written(node):
+            return f"{node.name} is written to within the step"
     for node in (*match.inputs, *match.outputs):
         if facts.written_after(node, interior):
             return f"{node.name} is changed in place later"

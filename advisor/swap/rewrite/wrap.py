@@ -20,7 +20,7 @@ from torch import nn
 
 from advisor.swap.site import Outcome, Site
 
-from .backend import MEMORY_BYTES, Rewriter
+from .backend import MAX_RECOMPILES, MEMORY_BYTES, Rewriter
 from .facts import Refusal
 
 log = logging.getLogger(__name__)
@@ -66,7 +66,7 @@ class StepRewrite:
         module: whose step it is.
         method: its name: ``training_step`` of a LightningModule, ``forward`` of another module.
         inner: the backend that rewritten graphs are handed on to, ``"inductor"`` where the user compiles.
-        dynamic: as of `torch.compile`.
+        dynamic: as of `torch.compile`: None lets sizes and numbers become symbols once they change.
         memory_bytes, max_recompiles: see `Rewriter`.
     """
 
@@ -76,9 +76,9 @@ class StepRewrite:
         method: str = "training_step",
         *,
         inner: str | Callable[..., Any] | None = None,
-        dynamic: bool | None = False,
+        dynamic: bool | None = None,
         memory_bytes: int = MEMORY_BYTES,
-        max_recompiles: int = 8,
+        max_recompiles: int = MAX_RECOMPILES,
     ) -> None:
         self.module, self.method, self.dynamic = module, method, dynamic
         self._settings: dict[str, Any] = {
@@ -117,6 +117,9 @@ class StepRewrite:
             return f"{type(self.module).__name__}.{self.method} is no plain method"
         if getattr(function, "_torchdynamo_disable", False):
             return f"{type(self.module).__name__}.{self.method} is marked as not to be traced"
+        twice = differentiates_twice(self.module)
+        if twice:
+            return f"{twice} takes gradients of gradients, which the bundled kernels do not have"
         if self._settings["inner"] is None:
             compiled = compiled_part(self.module)
             if compiled:
@@ -288,7 +291,13 @@ def _deepcopy(self: Any, memo: Any) -> Any:
 @contextlib.contextmanager
 def _own_settings(eager: bool) -> Iterator[None]:
     """Dynamo's settings for our calls alone: what it cannot trace runs as it is, frame by frame."""
-    wanted = {"suppress_errors": True, "fail_on_recompile_limit_hit": False, "error_on_recompile": False}
+    wanted = {
+        "suppress_errors": True,
+        "fail_on_recompile_limit_hit": False,
+        "error_on_recompile": False,
+        # A step that counts itself in an attribute would be traced anew each time.
+        "allow_unspec_int_on_nn_module": True,
+    }
     if eager:
         # Autograd's own backward overlaps with DDP's buckets as ever: the graph need not be cut at them.
         wanted["optimize_ddp"] = False
@@ -308,3 +317,26 @@ def compiled_part(module: nn.Module) -> str:
         ):
             return name or type(part).__name__
     return ""
+
+
+def differentiates_twice(module: nn.Module) -> str:
+    """The method of the module's or its parts' classes that asks for ``create_graph``; empty if none does."""
+    kinds = {kind for part in module.modules() for kind in type(part).__mro__}
+    for kind in kinds:
+        if kind.__module__.partition(".")[0] in ("torch", "builtins", "lightning", "pytorch_lightning"):
+            continue
+        for name, value in vars(kind).items():
+            code = getattr(value, "__code__", None)
+            if code is not None and _names_create_graph(code):
+                return f"{kind.__name__}.{name}"
+    return ""
+
+
+def _names_create_graph(code: types.CodeType) -> bool:
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType) and _names_create_graph(constant):
+            return True
+        # The names of keyword arguments are one constant of a call.
+        if isinstance(constant, tuple) and "create_graph" in constant:
+            return True
+    return False

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.swap.rewrite.support import Holder, misses, one, rand, replacement_equals_original
+from tests.swap.rewrite.support import Holder, found_in, misses, one, rand, replacement_equals_original
 
 B, H, T, D = 2, 2, 8, 16
 INF = float("inf")
@@ -216,6 +216,32 @@ def test_a_causal_mask_that_the_step_was_given_is_no_proof():
     found = replacement_equals_original("attention", fn, *qkv(), tril())
 
     assert not found.match.attributes["causal"]
+
+
+def test_a_constant_that_is_written_to_by_index_is_no_proof():
+    def fn(q, k, v):
+        seen = torch.ones(T, T).tril()
+        seen[0, 5] = 1.0
+        return (q @ k.mT * D**-0.5).masked_fill(seen == 0, -INF).softmax(-1) @ v
+
+    def before(q, k, v):
+        seen = torch.ones(T, T)
+        seen[:, 5] = 0.0
+        return (q @ k.mT * D**-0.5).masked_fill(seen.tril() == 0, -INF).softmax(-1) @ v
+
+    for written in (fn, before):
+        found, _ = found_in(written, *qkv())
+        assert not any(f.match.attributes.get("causal") for f in found)
+
+
+def test_a_buffer_that_the_step_writes_to_is_no_proof():
+    def fn(self, q, k, v):
+        self.bias.logical_or_(torch.ones(T, T, dtype=torch.bool).triu(3))
+        return (q @ k.mT * D**-0.5).masked_fill(~self.bias, -INF).softmax(-1) @ v
+
+    found, _ = found_in(Holder(fn, bias=tril().bool()).forward, *qkv())
+
+    assert not any(f.match.attributes.get("causal") for f in found)
 
 
 def test_an_added_mask_of_padding_is_handed_on():

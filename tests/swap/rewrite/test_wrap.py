@@ -1,6 +1,7 @@
 """A live step under the rewriter: the object stays what it is, faults do no harm, undoing is whole."""
 
 import copy
+import dataclasses
 import io
 import pickle
 import warnings
@@ -9,11 +10,13 @@ import pytest
 import pytorch_lightning as pl
 import torch
 import torch.nn.functional as F
+from advisor.kernels._device import UnsupportedError
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from advisor.swap.rewrite import backend
 from advisor.swap.rewrite.wrap import StepRewrite
+from advisor.swap.site import Outcome
 from tests.swap.rewrite.models import GPT, T, V, batch
 from tests.swap.rewrite.test_models import decided, trains_alike
 
@@ -257,7 +260,7 @@ def test_a_step_in_which_nothing_can_be_traced_is_restored():
 
 
 def test_a_step_whose_sizes_keep_changing_is_given_up_and_restored():
-    net, rewrite = installed(max_recompiles=2)
+    net, rewrite = installed(max_recompiles=2, dynamic=False)
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         for size in range(1, 8):
@@ -268,6 +271,78 @@ def test_a_step_whose_sizes_keep_changing_is_given_up_and_restored():
     assert type(net) is Net
     assert "keep changing" in rewrite.failure
     assert sum("left as it is" in str(w.message) for w in seen) == 1
+
+
+def test_a_number_that_changes_with_each_step_is_traced_a_few_times_at_most():
+    # GIVEN a step that looks at its index, and counts itself
+    class Counting(Net):
+        def __init__(self):
+            super().__init__()
+            self.seen = 0
+
+        def forward(self, q, k, v, index=0):
+            self.seen += 1
+            y = super().forward(q, k, v)
+            return y * 1.5 if index % 3 == 0 else y
+
+    net, rewrite = installed(Counting())
+    for index in range(12):
+        x = qkv()
+        torch.testing.assert_close(net(*x, index), Net.forward(net, *x) * (1.5 if index % 3 == 0 else 1.0))
+
+    assert not rewrite.failure
+    assert len(rewrite.rewriter.graphs) <= 4
+    assert net.seen == 12
+
+
+def test_batches_of_all_sizes_share_a_graph_and_its_decisions():
+    net, rewrite = installed()
+    x = qkv(2)
+    decided(rewrite, lambda: net(*x))
+    for size in range(3, 12):
+        x = qkv(size)
+        torch.testing.assert_close(net(*x), Net.forward(net, *x))
+
+    assert not rewrite.failure
+    assert len(rewrite.rewriter.graphs) == 2
+    assert [len(g.chosen()) for g in rewrite.rewriter.graphs] == [1, 1]
+
+
+def test_a_step_that_takes_gradients_of_gradients_is_left_alone():
+    class Penalised(Net):
+        def forward(self, q, k, v):
+            y = super().forward(q, k, v)
+            (g,) = torch.autograd.grad(y.sum(), q, create_graph=True)
+            return y + g
+
+    net = Penalised()
+
+    assert "Penalised.forward takes gradients of gradients" in StepRewrite(net, "forward").install()
+    assert type(net) is Penalised
+
+
+def test_a_kernel_that_refuses_in_the_loop_leaves_it_to_the_original():
+    net, rewrite = installed()
+    x = qkv()
+    with rewrite.collecting():
+        net(*x)
+    (site,) = rewrite.sites()
+    refusing = dataclasses.replace(site.candidates[0], name="torch SDPA")
+
+    # GIVEN a candidate that serves while it is tried and refuses later
+    found = rewrite.rewriter.graphs[0].levels[0].found[0]
+    assert rewrite.decide([Outcome(site, refusing, "")]) == 1
+
+    def refuse(*_args):
+        raise UnsupportedError("planted")
+
+    planted = [dataclasses.replace(c, call=refuse) for c in found.match.candidates]
+    object.__setattr__(found.match, "candidates", tuple(planted))
+    with pytest.warns(UserWarning, match="planted"):
+        got = net(*x)
+
+    torch.testing.assert_close(got, Net.forward(net, *x))
+    assert type(net) is Net
 
 
 def test_dynamos_settings_stay_the_users():

@@ -180,8 +180,9 @@ def _row_step(call: Call, node: Node, facts: Facts) -> tuple[str, Any] | None:
     if not shape or not source:
         return None
     if call.op in ("reshape", "flatten"):
-        # -1 stands for what the rest leaves; the last dimension has been seen to stay.
-        return ("reshape", tuple(shape[:-1])) if all(isinstance(n, int) for n in shape) else None
+        # The last dimension has been seen to stay; one size that varies is what the rest leaves.
+        rows = tuple(n if isinstance(n, int) else -1 for n in shape[:-1])
+        return ("reshape", rows) if rows.count(-1) <= 1 else None
     index = call["index"] if isinstance(call["index"], tuple) else (call["index"],)
     if not all(i is Ellipsis or isinstance(i, (slice, int)) for i in index) or len(shape) < 2:
         return None
