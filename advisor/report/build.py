@@ -246,7 +246,9 @@ def _rank_summary(analysis: Analysis) -> RankSummary:
         device=analysis.device.name,
         step_time_ms=step_ns / 1e6 if step_ns else None,
         gpu_busy_fraction=min(busy_ns / step_ns, 1.0) if step_ns and not analysis.timeline.cpu_only else None,
-        kernel_time_ms_per_step=per_step_ms(analysis.counted & (rows.kind == KERNEL)),
+        kernel_time_ms_per_step=None
+        if analysis.timeline.cpu_only
+        else per_step_ms(analysis.counted & (rows.kind == KERNEL)),
         communication_ms_per_step=per_step_ms(analysis.counted & analysis.collective),
         exposed_communication_ms_per_step=analysis.busy_ns_per_step["communication"] / 1e6 if steps else None,
     )

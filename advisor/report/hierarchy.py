@@ -48,12 +48,13 @@ def meaning(report: Report) -> str:
     memory = next((level for level in levels if level.name.startswith("Device memory")), None)
     rate = memory.bandwidth_bytes_per_s if memory else None
     share = report.summary.bound_time_fraction
+    work = "operator" if report.summary.cpu_only else "kernel"
     if not peaks or not rate or not peaks[0].ridge_flops_per_byte or share.memory is None:
         return ""
     text = (
         f"Each byte from device memory has to serve {fmt.number(peaks[0].ridge_flops_per_byte)} "
         f"FLOP of {fmt.pipe(peaks[0].pipe)} work, the ridge point, to keep those units busy. In this loop "
-        f"{fmt.percent(share.memory)} of the device time goes to memory-bound kernels, which do less"
+        f"{fmt.percent(share.memory)} of the {work} time goes to memory-bound {work}s, which do less"
     )
     found = pace(share, report.kernels)
     if found.far and found.share >= _MOSTLY:

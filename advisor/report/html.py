@@ -68,6 +68,7 @@ def render(report: Report) -> str:
         levels=[
             (level, hierarchy.price(report.device.hierarchy, place))
             for place, level in enumerate(report.device.hierarchy)
+            if level.size_bytes or level.bandwidth_bytes_per_s
         ],
         levels_meaning=hierarchy.meaning(report),
         counter_figures=counter_view.figures(report.counters) if report.counters else [],

@@ -160,7 +160,9 @@ def _busy(report: Report) -> Metric:
     waiting = next((r.waiting_ms_per_step for r in report.ranks if r.rank == report.trace.rank), None)
     if waiting:
         note += f"; up to {fmt.duration(waiting)} of it waits for other ranks"
-    remedy = "train on a GPU" if summary.cpu_only else "capture at least one whole step"
+    remedy = (
+        "record device work: this trace has none" if summary.cpu_only else "capture at least one whole step"
+    )
     return Metric("GPU busy", _optional(fmt.percent(summary.gpu_busy_fraction)), note, remedy)
 
 
@@ -185,11 +187,12 @@ def _classified(report: Report) -> bool:
 
 
 def _roof(report: Report) -> Metric:
+    work = "operator" if report.summary.cpu_only else "device"
     return Metric(
         "Fraction of the roof",
         _optional(fmt.percent(report.summary.roof_fraction)),
         f"time at the roof over time taken, {fmt.percent(report.summary.coverage.costed_time_fraction)} "
-        "of device time costed",
+        f"of {work} time costed",
         _COSTS_REMEDY,
     )
 

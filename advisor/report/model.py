@@ -177,9 +177,10 @@ class Summary(Struct, kw_only=True):
     gpu_busy_fraction_profiled: float | None = None
     #: Length of the union of a step's device work, in ms; null on a run without a device.
     gpu_busy_ms_per_step: float | None = None
-    #: Kernels launched by a step, their durations summed; copies and memsets are not kernels.
+    #: Kernels launched by a step, their durations summed; copies and memsets are not kernels. Null on a run
+    #: without a device.
     kernel_time_ms_per_step: float | None = None
-    #: Kernels launched by a step; null without steps.
+    #: Kernels launched by a step; null without steps or on a run without a device.
     kernels_per_step: float | None = None
     #: On a run without device work: CPU operators, their own times summed.
     operator_time_ms_per_step: float | None = None
@@ -432,7 +433,7 @@ class RankSummary(Struct, kw_only=True):
     step_time_ms: float | None
     #: Of that step time; null without steps or on a run without a device.
     gpu_busy_fraction: float | None
-    #: Kernels launched by a step, their durations summed; null without steps.
+    #: Kernels launched by a step, their durations summed; null without steps or on a run without a device.
     kernel_time_ms_per_step: float | None
     #: Collectives, their durations summed; null without steps.
     communication_ms_per_step: float | None

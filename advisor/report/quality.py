@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
+from advisor.report import format as fmt
 from advisor.report.model import Quality, Summary
 from advisor.roofline.analysis import Analysis, device_properties
 from advisor.roofline.bound import BOUNDS
@@ -40,6 +41,10 @@ def data_quality(analysis: Analysis, summary: Summary) -> list[Quality]:
 def by_level(remarks: list[Quality]) -> list[Quality]:
     """Errors first, then warnings, then the rest."""
     return sorted(remarks, key=lambda remark: _LEVELS.index(remark.level))
+
+
+def _ms(duration_ns: float) -> str:
+    return fmt.duration(duration_ns / 1e6)
 
 
 def _remark(level: str, code: str, message: str) -> Quality:
@@ -146,7 +151,7 @@ def observer(analysis: Analysis, summary: Summary) -> Iterator[Quality]:
         yield _remark(
             "warning",
             "baseline.too_short",
-            f"the device works {busy / 1e6:.1f} ms in a step, more than the {baseline / 1e6:.1f} ms that a "
+            f"the device works {_ms(busy)} in a step, more than the {_ms(baseline)} that a "
             "step is said to take without the profiler: the two are not of the same loop, or other ranks are "
             "waited for longer under the profiler",
         )
@@ -154,7 +159,7 @@ def observer(analysis: Analysis, summary: Summary) -> Iterator[Quality]:
         yield _remark(
             "warning",
             "baseline.too_long",
-            f"the profiled steps took {profiled / 1e6:.1f} ms, less than the {baseline / 1e6:.1f} ms that a "
+            f"the profiled steps took {_ms(profiled)}, less than the {_ms(baseline)} that a "
             "step is said to take without the profiler: the loop was not steady, the machine was busy with "
             "other work, or the two are not of the same loop",
         )
@@ -162,7 +167,7 @@ def observer(analysis: Analysis, summary: Summary) -> Iterator[Quality]:
         yield _remark(
             "info",
             "baseline.inflated",
-            f"the profiled steps took {profiled / baseline:.2f}x the real step time"
+            f"the profiled steps took {fmt.ratio(profiled / baseline)} the real step time"
             + (
                 ""
                 if analysis.timeline.cpu_only
@@ -179,7 +184,7 @@ def lingering(analysis: Analysis, summary: Summary) -> Iterator[Quality]:
     if analysis.timeline.cpu_only or not isinstance(after, dict) or after.get("verified") is not False:
         return
     ratio = after.get("ratio")
-    times = f"{ratio:.2f}x" if isinstance(ratio, (int, float)) else "longer than"
+    times = fmt.ratio(ratio) if isinstance(ratio, (int, float)) else "longer than"
     yield _remark("warning", "capture.lingering", f"steps after the capture took {times} those before it")
 
 
@@ -288,10 +293,15 @@ def processes(analysis: Analysis, summary: Summary) -> Iterator[Quality]:
 def cpu_only(analysis: Analysis, summary: Summary) -> Iterator[Quality]:
     """Nothing ran on a device."""
     if analysis.timeline.cpu_only and len(analysis.timeline.launches):
-        message = "no device work in the trace: CPU operators stand in for kernels"
+        message = (
+            "no device work in the trace: CPU operators stand in for kernels, and the rules, which play a "
+            "device's step again, give no advice"
+        )
         properties = analysis.timeline.trace.meta.get("deviceProperties")
         if properties:
+            name = (device_properties(analysis.timeline) or {}).get("name") or "one without a name"
             message += (
-                ". The machine has a GPU: if it was in use, another profiler may have held it, or this is WSL"
+                f". The machine has a device ({name}): if it was in use, another profiler may have held it, "
+                "this is WSL, or work of its kind is not read yet"
             )
         yield _remark("warning" if properties else "info", "device.none", message)

@@ -71,7 +71,12 @@ def summarise(analysis: Analysis, groups: list[KernelGroup], waiting: Waiting | 
     whole = "trace" if analysis.timeline.steps.source == "trace" else "step"
     found = pace(summary.bound_time_fraction, groups)
     summary.verdict = verdict(
-        summary, found, roofs_known=bool(analysis.device.peaks), whole=whole, waiting=waiting
+        summary,
+        found,
+        roofs_known=bool(analysis.device.peaks),
+        whole=whole,
+        waiting=waiting,
+        has_device=bool(analysis.timeline.trace.meta.get("deviceProperties")),
     )
     return summary
 
@@ -92,6 +97,7 @@ def verdict(
     roofs_known: bool,
     whole: str = "step",
     waiting: Waiting | None = None,
+    has_device: bool = False,
 ) -> str:
     """One sentence: what limits this loop.
 
@@ -101,11 +107,12 @@ def verdict(
         roofs_known: whether kernels could be set against the device's roofs.
         whole: what the busy share is of: ``"step"``, or ``"trace"`` where no steps are marked.
         waiting: how ranks wait for each other: then one of them limits the loop, whoever's figures these are.
+        has_device: whether the trace names a device: without work on it, the CPU need not have done it all.
     """
     bound = summary.bound_time_fraction
     if all(share is None for share in (bound.memory, bound.unknown)):
         return "No device work was recorded, so there is nothing to classify."
-    first = _limit(summary, whole)
+    first = _limit(summary, whole, has_device)
     if waiting:
         first = limit(waiting, first)
     if not roofs_known:
@@ -116,11 +123,14 @@ def verdict(
     return f"{first}; {found.share:.0%} of {place} time is {meaning(found)}."
 
 
-def _limit(summary: Summary, whole: str) -> str:
+def _limit(summary: Summary, whole: str, has_device: bool) -> str:
     """Whether host or device limits the loop, as far as the busy share can tell."""
     busy = summary.gpu_busy_fraction
+    if summary.cpu_only:
+        ran = "The trace has no device work" if has_device else "This ran on the CPU"
+        return f"{ran}, so operators stand in for kernels"
     if busy is None:
-        return "This ran on the CPU, so operators stand in for kernels"
+        return f"How much of the {whole} the GPU works is not known"
     if busy >= _BUSY_ENOUGH:
         return f"The GPU works {busy:.0%} of the {whole}: its kernels limit this loop"
     if summary.baseline_step_ms:

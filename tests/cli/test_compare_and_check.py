@@ -55,7 +55,7 @@ def test_compare_says_which_is_faster(run: Run, slow: str, fast: str) -> None:
     code, out, err = run("compare", slow, fast)
     assert (code, err) == (0, "")
     assert "Faster: a step takes 20.0 ms, before 30.0 ms" in out
-    assert "-33.3%" in out
+    assert "(−33.3%)" in out
 
 
 def test_compare_as_json_has_the_figures(run: Run, slow: str, fast: str) -> None:

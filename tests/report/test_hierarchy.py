@@ -65,6 +65,15 @@ def test_without_roofs_nothing_is_said():
     assert "What a byte costs" not in html.render(reports.unknown())
 
 
+def test_the_page_leaves_out_levels_of_which_nothing_is_known():
+    report = reports.rich()
+    nothing = [level for level in report.device.hierarchy if level.name == "Registers"]
+    assert ">Registers<" in html.render(report)
+    for level in nothing:
+        level.size_bytes = level.bandwidth_bytes_per_s = None
+    assert ">Registers<" not in html.render(report)
+
+
 def test_page_and_markdown_show_the_levels_with_their_sources():
     report = reports.rich()
     page = html.render(report)

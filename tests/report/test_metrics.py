@@ -70,6 +70,7 @@ def test_a_cpu_run_shows_operator_time(rich_report):
     rich_report.summary.operator_time_ms_per_step = 12.0
     rich_report.summary.kernel_time_ms_per_step = 0.0
     assert by_label(rich_report)["Operator time per step"].value == "12.0 ms"
+    assert by_label(rich_report)["Fraction of the roof"].note.endswith("of operator time costed")
 
 
 def test_only_roofs_that_kernels_run_under_are_used_busiest_first(rich_report):

@@ -91,7 +91,7 @@ def test_without_a_baseline_a_busy_device_is_less_in_doubt() -> None:
 
 
 def test_inflation_by_the_profiler_is_told() -> None:
-    assert "2.00x" in remarks(loop(), baseline_step_ms=0.5)["baseline.inflated"].message
+    assert "2.00×" in remarks(loop(), baseline_step_ms=0.5)["baseline.inflated"].message
 
 
 def test_a_baseline_shorter_than_the_devices_work_is_doubted() -> None:
@@ -186,7 +186,15 @@ def test_processes_merged_into_one_file_are_told() -> None:
 def test_a_gpu_machine_without_device_work_is_a_warning_and_a_cpu_machine_is_not() -> None:
     for device, level in (("NVIDIA H100 80GB HBM3", "warning"), (None, "info")):
         builder = Builder(device=device).op("aten::mm", 0, 100, dims=[SQUARE, SQUARE])
-        assert remarks(builder)["device.none"].level == level
+        remark = remarks(builder)["device.none"]
+        assert remark.level == level
+        assert "give no advice" in remark.message
+        assert device is None or device in remark.message
+
+
+def test_times_in_remarks_have_the_unit_that_suits_them() -> None:
+    message = remarks(loop(), baseline_step_ms=5644.0)["baseline.too_long"].message
+    assert "less than the 5.64 s that" in message
 
 
 def test_remarks_come_worst_first() -> None:

@@ -236,8 +236,16 @@ def test_on_the_cpu_operators_stand_in_and_no_gpu_figure_is_made_up() -> None:
         None, None, None,
     )  # fmt: skip
     assert summary.operator_time_ms_per_step == pytest.approx(0.6)
+    assert (summary.kernel_time_ms_per_step, summary.kernels_per_step) == (None, None)
     assert breakdown_of(analysis).step == []
-    assert "CPU" in summary.verdict
+    assert "ran on the CPU" in summary.verdict
+
+
+def test_without_work_of_a_device_that_is_there_the_verdict_does_not_say_that_the_cpu_did_it_all() -> None:
+    # GIVEN a trace that names a device whose events it does not hold, or not as kernels
+    builder = Builder(device="ARTEMIS").step(1, 0, 1000).op("aten::mm", 10, 600, dims=[SQUARE, SQUARE])
+    summary = summary_of(analyse(builder))
+    assert summary.verdict.startswith("The trace has no device work, so operators stand in")
 
 
 def test_a_trace_without_anything_says_so() -> None:
