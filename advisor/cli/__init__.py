@@ -48,6 +48,8 @@ def cli() -> None:
     """
 
 
+#: As a shell tells SIGPIPE; 1 would read as a failed gate.
+_BROKEN_PIPE = 141
 #: Set to anything, it lets an unexpected error show its traceback.
 DEBUG_VARIABLE = "TRAINING_ADVISOR_DEBUG"
 
@@ -75,7 +77,7 @@ def main(args: list[str] | None = None) -> None:
     except BrokenPipeError:
         # The reader has left, as in `advisor ... | head`; the interpreter must not try to flush again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(1)
+        sys.exit(_BROKEN_PIPE)
     except Exception as error:
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             click.echo(f"advisor: the output cannot be written: {error.strerror}", err=True)

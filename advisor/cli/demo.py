@@ -99,12 +99,17 @@ def _train(name: str, folder: Path, steps: int | None) -> dict:
         "report_json": str(data),
         "summary": report["summary"],
         "kernels": report["kernels"][:3],
+        "findings": report["findings"][:3],
     }
 
 
 def _describe(row: dict) -> str:
-    """A few lines on one loop: the verdict, the step time, the three largest kernels, where the report is."""
+    """A few lines on one loop: verdict, step time, largest kernels, first advice, where the report is."""
+    import msgspec
+
+    from advisor.report.findings_view import gain
     from advisor.report.format import duration, percent
+    from advisor.report.model import Finding
 
     summary = row["summary"]
     step_ms = summary["baseline_step_ms"] or summary["step_time_ms"]["p50"]
@@ -114,4 +119,7 @@ def _describe(row: dict) -> str:
         place = " ".join(filter(None, [kernel["module"], kernel["phase"]]))
         share = percent(kernel["time_fraction"])
         lines.append(f"  {share:>6}  {kernel['bound']:<13}  {kernel['op'] or kernel['name']} ({place})")
+    if row["findings"]:
+        lines.append("  what to change first:")
+        lines += [f"  {one.title}: {gain(one)}" for one in msgspec.convert(row["findings"], list[Finding])]
     return "\n".join([*lines, f"  report: {row['report']}"])

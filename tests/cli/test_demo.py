@@ -10,7 +10,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from advisor.cli.demo import command
+from advisor.cli.demo import _describe, command
 from advisor.errors import AdvisorError, MissingExtraError
 
 
@@ -40,6 +40,22 @@ def test_a_loop_that_dies_is_named_with_its_folder(tmp_path: Path, monkeypatch: 
 @pytest.mark.parametrize("args", [["--steps", "3"], ["--model", "mlp"]], ids=" ".join)
 def test_an_impossible_option_is_a_usage_error(args: list[str]) -> None:
     assert CliRunner().invoke(command, args).exit_code == click.UsageError.exit_code
+
+
+def test_the_first_advice_is_told_with_what_it_saves() -> None:
+    # GIVEN a loop with a fault, as a GPU shows it
+    saving = {"low": 9.6, "likely": 10.3, "high": 18.3}
+    finding = {"rule": "attention.explicit", "title": "Attention by hand", "saving_ms": saving}
+    row = {
+        "model": "gpt", "device": "NVIDIA H200", "report": "r.html", "kernels": [],
+        "summary": {"verdict": "v", "baseline_step_ms": 41.3},
+        "findings": [{**finding, "saving_fraction": 0.249}],
+    }  # fmt: skip
+    # WHEN it is described
+    text = _describe(row)
+    # THEN
+    assert "what to change first:\n  Attention by hand: saves 10.3 ms a step (24.9%)" in text
+    assert "what to change" not in _describe({**row, "findings": []})
 
 
 @pytest.mark.slow

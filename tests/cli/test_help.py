@@ -1,5 +1,6 @@
 """The command line answers at once and loads only what a verb needs."""
 
+import os
 import resource
 import statistics
 import subprocess
@@ -67,3 +68,15 @@ def test_an_unknown_verb_is_a_usage_error() -> None:
     run = advisor("analyse-this")
     assert run.returncode == 2
     assert "analyse-this" in run.stderr
+
+
+def test_a_reader_that_leaves_ends_it_quietly_and_not_as_a_failed_gate() -> None:
+    # GIVEN a pipe whose reading end is closed
+    reading, writing = os.pipe()
+    os.close(reading)
+    # WHEN a verb prints into it
+    line = [sys.executable, "-m", "advisor.cli", "explain"]
+    done = subprocess.run(line, stdout=writing, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(writing)
+    # THEN it says nothing, and ends as a program that SIGPIPE ends
+    assert (done.returncode, done.stderr) == (141, "")
