@@ -1,0 +1,102 @@
+"""What only a GPU shows of swap: bundled kernels in a live run, its memory, its times, and the way back."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from advisor import TrainingAdvisor
+from advisor.swap.modules import MARK
+from benchmarks.end_to_end_models import GPT, Task, _next_token, _text, lightning, module
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"),
+]
+
+STEPS = 90
+TASK = Task(lambda: GPT(8192, 256, 512, 4, 8), _text(8, 256, 8192), _next_token, optimizer={"foreach": False})
+
+
+def fit(folder, *callbacks, steps=STEPS, **options):
+    light = lightning()
+    light.seed_everything(0, verbose=False)
+    generator = torch.Generator().manual_seed(1)
+    batches = [TASK.batch(generator) for _ in range(8)]
+    losses = []
+
+    class Keep(light.Callback):
+        def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+            losses.append(outputs["loss"].detach())
+
+    loop = module(TASK)
+    trainer = light.Trainer(
+        max_steps=steps, accelerator="gpu", devices=1, precision="bf16-mixed", logger=False,
+        enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
+        default_root_dir=str(folder), callbacks=[*callbacks, Keep()], **options,
+    )  # fmt: skip
+    trainer.fit(loop, [batches[i % 8] for i in range(steps)])
+    return loop, [float(loss) for loss in losses]
+
+
+def advisor(**options):
+    return TrainingAdvisor(**{"stages": ("validate",), "warmup_steps": 5, "swap": "auto", **options})
+
+
+def result(folder):
+    (path,) = folder.rglob("swaps.json")
+    return json.loads(path.read_text())
+
+
+@pytest.mark.quick
+def test_a_naive_gpt_is_made_faster_learns_the_same_and_is_put_back(tmp_path):
+    _, plain = fit(tmp_path)
+
+    loop, losses = fit(tmp_path, advisor())
+
+    found = result(tmp_path)
+    assert found["kept"] is True, found["verdict"]
+    assert {site["kind"] for site in found["sites"] if site["chosen"]} >= {"attention", "optimizer"}
+    assert found["steps"]["swapped_p50_ms"] < 0.8 * found["steps"]["eager_p50_ms"]
+    assert found["steps"]["swapped_peak_bytes"] <= found["steps"]["eager_peak_bytes"]
+    assert found["pause_s"] < 12
+    for site in found["sites"]:
+        for trial in site["trials"]:
+            assert trial["refused"] or trial["candidate"] != site["chosen"] or trial["time_ms"] is not None
+    torch.testing.assert_close(torch.tensor(losses), torch.tensor(plain), rtol=0.02, atol=0.02)
+    assert not any(hasattr(type(part), MARK) for part in loop.modules())
+    assert "training_step" in vars(type(loop))
+    assert type(loop).__name__ == "Loop"
+
+
+def test_batches_until_swap_begins_are_bit_equal(tmp_path):
+    options = {"deterministic": True}
+    try:
+        _, plain = fit(tmp_path, steps=40, **options)
+        _, losses = fit(tmp_path, advisor(warmup_steps=30), steps=40, **options)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert "too few" in result(tmp_path)["verdict"]
+    assert losses == plain
+
+
+def test_no_copy_of_the_step_stays_on_the_device(tmp_path):
+    torch.cuda.empty_cache()
+    fit(tmp_path)
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    fit(tmp_path, advisor())
+    import gc
+
+    gc.collect()
+    assert torch.cuda.memory_allocated() - before < 64 * 2**20
+
+
+def test_a_recorded_run_swaps_after_its_window_and_the_report_tells_both(tmp_path):
+    callback = advisor(stages=("fit",), warmup_steps=10)
+    fit(tmp_path, callback, steps=130)
+    report = json.loads(callback.report_path.with_suffix(".json").read_text())
+    assert report["swaps"]["steps"]["saving_ms"] is not None
+    assert report["kernels"]
