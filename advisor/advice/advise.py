@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from advisor.advice.edits import Edit
-from advisor.advice.finding import Advice, Advised, Finding, Saving
+from advisor.advice.finding import NEGLIGIBLE, Advice, Advised, Finding, Saving
 from advisor.advice.loop import Loop
 from advisor.advice.replay import Outcome, Replay
 from advisor.advice.rule import NotApplicable, Rule, all_rules
@@ -14,8 +14,6 @@ from advisor.roofline.analysis import Analysis
 
 #: So many findings are played together for the combined saving.
 _TOP = 5
-#: A saving below this share of the step is not worth a reader's time.
-NEGLIGIBLE = 0.003
 
 
 def advise(analysis: Analysis, rules: Sequence[Rule] | None = None) -> Advised:

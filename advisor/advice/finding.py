@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from advisor.advice.replay import Replay
 
 CONFIDENCES = ("measured", "modelled", "heuristic")
+#: A saving below this share of the step is not worth a reader's time.
+NEGLIGIBLE = 0.003
 
 
 @dataclass(frozen=True, eq=False)

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from advisor.advice.calls import Calls
+from advisor.advice.edits import Edit
+from advisor.advice.finding import NEGLIGIBLE
 from advisor.advice.host_calls import HostSide
 from advisor.advice.patterns import Patterns, find_patterns
 from advisor.advice.replay import Replay
 from advisor.advice.rule import NotApplicable
+from advisor.advice.waits import Wait, host_waits
 from advisor.roofline import costs
 from advisor.roofline.analysis import Analysis
 from advisor.roofline.attach import operator_call
@@ -146,6 +149,11 @@ class Loop:
         return find_patterns(self)
 
     @cached_property
+    def waits(self) -> list[Wait]:
+        """Waits of the host in steady steps that the user's code asks for."""
+        return host_waits(self)
+
+    @cached_property
     def family(self) -> np.ndarray:
         """str (launches,): kind of work of each launch, as in the report."""
         names, ops = self.timeline.trace.names, self.timeline.trace.ops
@@ -212,6 +220,11 @@ class Loop:
             return np.full(np.shape(flops), np.nan)
         compute = np.asarray(flops, float) / peak if peak else np.zeros(np.shape(flops))
         return np.maximum(compute, np.asarray(nbytes, float) / bandwidth) * 1e9
+
+    def hides(self, edits: Sequence[Edit]) -> bool:
+        """Whether a change would not shorten the step, since something else sets the pace."""
+        saved_ns = self.step_ns - self.replay.step_ns(edits, "optimistic")
+        return saved_ns < NEGLIGIBLE * self.step_ns
 
     def require(self, holds: object, why: str) -> None:
         """Raise `NotApplicable` unless something holds."""

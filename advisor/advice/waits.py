@@ -33,6 +33,9 @@ _CAUSES = (
     (r"^aten::(equal|allclose|is_same_size)$", "a comparison that Python reads"),
     (r"^aten::(to|_to_copy|copy_)$", ".cpu() or print of a tensor"),
 )
+#: Causes whose operator goes with the wait, and what it consists of.
+_GOES = (".item()", ".cpu() or print of a tensor", "a tensor used as a condition")
+_FETCHES = re.compile(r"^aten::(is_nonzero|item|_local_scalar_dense|to|_to_copy|copy_)$")
 _BARE = (
     ("Device", "torch.cuda.synchronize()"),
     ("Event", "event.synchronize()"),
@@ -71,12 +74,14 @@ class Wait:
         dur_ns: of the call.
         cause: what asks for it, in the user's terms; ``GradScaler`` for its flag.
         place: Python frame or module, where the trace tells; else the phase.
+        op: position in ``Trace.ops`` of the operator that does nothing but fetch the value, or -1.
     """
 
     call: int
     dur_ns: int
     cause: str
     place: str
+    op: int = -1
 
 
 def host_waits(loop: Loop) -> list[Wait]:
@@ -115,8 +120,17 @@ def host_waits(loop: Loop) -> list[Wait]:
         cause = cause_of(trace.names[calls.name[call]], chain)
         if cause == ".item()" and scaled(int(calls.ts_ns[call])):
             cause = "GradScaler"
-        found.append(Wait(call, int(calls.dur_ns[call]), cause, _place(loop, call)))
+        op = _fetching(loop, int(host.op[call])) if cause in _GOES else -1
+        found.append(Wait(call, int(calls.dur_ns[call]), cause, _place(loop, call), op))
     return found
+
+
+def _fetching(loop: Loop, op: int) -> int:
+    """The outermost of the operators around one that only fetch a value for Python."""
+    outermost = -1
+    while op >= 0 and _FETCHES.search(loop.timeline.op_name(op) or ""):
+        outermost, op = op, int(loop.timeline.op_parent[op])
+    return outermost
 
 
 def cause_of(call: str, chain: Sequence[str]) -> str:

@@ -83,7 +83,7 @@ def _finding(
             with_host=with_host,
         )
     )
-    if not note and loop.share(taken) >= _LARGE_SHARE and _hides(loop, edits):
+    if not note and loop.share(taken) >= _LARGE_SHARE and loop.hides(edits):
         note = "this work hides behind the host, the input or another stream: the step would not be shorter"
     return Finding(
         title=f"{title} in {count(len(groups) / loop.steps, 'place')}: "
@@ -112,10 +112,6 @@ def _time_a_step(loop: Loop, groups: Sequence[Group]) -> str:
 
 def _time_of(loop: Loop, group: Group) -> float:
     return float(loop.rows.dur_ns[group.rows].sum())
-
-
-def _hides(loop: Loop, edits: list) -> bool:
-    return loop.step_ns - loop.replay.step_ns(edits, "optimistic") < 0.003 * loop.step_ns
 
 
 #: The norms' own operators take 1.5 times the roof forward and 2.6 to 4.1 backward, bundled ones 1.2 and 1.3.

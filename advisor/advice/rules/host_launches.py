@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -25,6 +26,9 @@ from advisor.trace.nesting import Nesting
 _IDLE, _IDLE_AS_PROFILED = 0.12, 0.35
 #: Host time of a compiled region that replays its graph: guards, copies into static inputs, autograd's part.
 _REPLAY_NS = Estimate(1_200_000.0, 400_000.0, 150_000.0)
+#: The same of each further graph where waits of the host cut one into pieces.
+_PIECE_NS = Estimate(400_000.0, 150_000.0, 80_000.0)
+_CASES = operator.attrgetter("pessimistic", "likely", "optimistic")
 #: What the compiler's fusion leaves of pointwise time, beside the graph.
 _FUSED_LIKELY, _FUSED_BEST = 0.85, 0.5
 _POINTWISE = ("pointwise", "norm", "dropout", "reduction", "softmax", "copy")
@@ -75,7 +79,12 @@ def launch_bound(loop: Loop) -> Iterator[Finding]:
         return
     backward = loop.in_phase("backward")
     graphs = [np.flatnonzero(kernels & part) for part in (~backward, backward)]
-    edits: list[Edit] = [LaunchAsGraph(rows, _REPLAY_NS) for rows in graphs if len(rows)]
+    breaks = [_waits_among(loop, rows) for rows in graphs]
+    edits: list[Edit] = [
+        LaunchAsGraph(rows, _replay_ns(waits))
+        for rows, waits in zip(graphs, breaks, strict=True)
+        if len(rows)
+    ]
     eager = kernels & np.isin(loop.family, _POINTWISE) & ~loop.kernels_named(r"^triton_")
     rows = np.flatnonzero(eager)
     if len(rows):
@@ -94,6 +103,11 @@ def launch_bound(loop: Loop) -> Iterator[Finding]:
             f"a kernel runs {duration(float(np.median(loop.rows.dur_ns[kernels])))} (median); the host takes "
             f"{duration(rest_ns / max(each, 1))} a launch",
             f"{count(kernels.sum() / loop.steps, 'kernel')} of {both} would go into graphs",
+            *(
+                [f"{count(sum(breaks), 'wait')} a step among them cut the graphs into pieces"]
+                if sum(breaks)
+                else []
+            ),
             *([f"compiled already: {compiled}"] if compiled else []),
         ],
         edits=edits,
@@ -203,6 +217,22 @@ def recompile(loop: Loop) -> Iterator[Finding]:
             confidence="heuristic",
             note="what one graph would save is not told: it depends on what breaks it",
         )
+
+
+def _waits_among(loop: Loop, rows: np.ndarray) -> float:
+    """Waits of the host a step between the first and the last of these launches."""
+    wait_ns = np.sort(loop.timeline.trace.runtime.ts_ns[[wait.call for wait in loop.waits]])
+    found, step = 0, loop.rows.step[rows]
+    for number in np.unique(step).tolist():
+        launched = loop.rows.launch_ts_ns[rows[step == number]]
+        found += int(np.diff(np.searchsorted(wait_ns, [launched.min(), launched.max()]))[0])
+    return found / loop.steps
+
+
+def _replay_ns(waits: float) -> Estimate:
+    """Host time of a phase's graphs: one more after each wait."""
+    pairs = zip(_CASES(_REPLAY_NS), _CASES(_PIECE_NS), strict=True)
+    return Estimate(*(whole + waits * piece for whole, piece in pairs))
 
 
 def _long_pieces_ns(loop: Loop) -> float:

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from advisor.advice.edits import DropSync, HostRemove
+from advisor.advice.edits import DropSync, Edit, Estimate, HostRemove, HostTime
 from advisor.advice.finding import Finding
 from advisor.advice.loop import Loop
 from advisor.advice.rule import rule
-from advisor.advice.waits import cure, host_waits, wait_lines, worst_cause
+from advisor.advice.waits import Wait, cure, wait_lines, worst_cause
 from advisor.advice.wording import count, duration, percent
 from advisor.trace.names import named
 
+#: From this share of the step on, waits that cost nothing now are worth a word.
+_LONG_WAIT = 0.05
+#: What is left of the host time of fetching a value: adding it up on the device takes an operator as well.
+_FETCHING_LEFT = Estimate(1.0, 0.15, 0.0)
 _SEGMENTS_FIX = """\
 os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"     # before torch is imported
 """
@@ -40,20 +44,25 @@ def sync(loop: Loop) -> Iterator[Finding]:
     fetches, about the profiler's own at either end of a trace without steps, and where the host catches up
     without loss (the step is then the device's).
     """
-    waits = host_waits(loop)
+    waits = loop.waits
     loop.require(len(loop.timeline.trace.runtime), "the trace has no runtime calls")
     own = [wait for wait in waits if wait.cause != "GradScaler"]
     if own:
         each, held = len(own) / loop.steps, sum(wait.dur_ns for wait in own) / loop.steps
+        edits = [DropSync(np.array([wait.call for wait in own], np.int64)), *_fetching(own)]
+        for_nothing = loop.share(held) >= _LONG_WAIT and loop.hides(edits)
         yield Finding(
             title=f"{count(each, 'sync', 'make', what='a step')} the host wait {duration(held)} "
             f"for the device, first of all {worst_cause(own)}",
             evidence=wait_lines(own, loop.steps),
-            edits=[DropSync(np.array([wait.call for wait in own], np.int64))],
+            edits=edits,
             fix=cure(own),
             fix_torch=cure(own, plain_torch=True),
             risk="values are seen later, and a loop that stops on NaN stops some steps later",
             confidence="measured",
+            note="the device is behind and sets the pace: the waits cost time only once it is faster"
+            if for_nothing
+            else "",
         )
     scaler = [wait for wait in waits if wait.cause == "GradScaler"]
     if scaler and not loop.device.peak("tensor_bf16"):
@@ -119,6 +128,12 @@ def allocator(loop: Loop) -> Iterator[Finding]:
         + ("; a smaller batch or activation checkpointing" if full else ""),
         confidence="measured",
     )
+
+
+def _fetching(waits: Sequence[Wait]) -> list[Edit]:
+    """Host time of the operators that fetch the values; at worst others come in their place."""
+    ops = np.array(sorted({wait.op for wait in waits if wait.op >= 0}), np.int64)
+    return [HostTime(ops, _FETCHING_LEFT)] if len(ops) else []
 
 
 def _called_from(loop: Loop, calls: np.ndarray, most: int = 3) -> list[str]:

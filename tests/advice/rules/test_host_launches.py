@@ -107,6 +107,26 @@ def test_kernels_that_come_from_graphs_are_not_captured_again():
     assert not loop.analysis.replayed[captured].any()
 
 
+def test_waits_among_the_launches_cut_the_graph_into_pieces():
+    def script(step: Step, waits: int) -> None:
+        for i in range(100):
+            at = 5 + i * 30
+            step.run("aten::mm", at, on_device=at + 7, dur=3, dims=[[64, 64], [64, 64]])
+            if waits and i % (100 // waits) == 50 // waits:
+                step.op("aten::item", at + 12, 16)
+                step.call("cudaStreamSynchronize", at + 13, 12)
+
+    def found(waits: int):
+        loop = loop_of(lambda step: script(step, waits), step_us=3_010)
+        (finding,) = audit("host.launch_bound", loop)
+        return finding, saving(finding, loop).likely_ns
+
+    without, ten = found(0), found(10)
+
+    assert any("10 waits a step" in line for line in ten[0].evidence)
+    assert ten[1] < without[1] - 1_000
+
+
 # zero_grad, compiled code
 
 

@@ -186,3 +186,34 @@ def test_a_full_device_is_told_as_the_cause_of_allocations():
     loop = loop_of(script, peak_memory_bytes={"in_window": 95}, device={"total_memory_bytes": 100})
 
     assert any("95%" in line for line in audit("host.allocator", loop)[0].evidence)
+
+
+def test_what_only_fetches_a_value_goes_with_the_wait():
+    # GIVEN a host that sets the pace, and 20 items of 12 µs that hardly wait
+    def script(step: Step) -> None:
+        at = 0.0
+        for _ in range(20):
+            step.run("aten::mm", at, on_device=at + 5, dur=2)
+            at = reading(step, at + 10)
+        step.run("aten::mm", at, on_device=at + 5, dur=2)
+
+    loop = loop_of(script, step_us=760)
+    found = saving(audit("host.sync", loop)[0], loop)
+
+    assert 100 < found.likely_ns < 400
+    # AND at worst another operator takes its place
+    assert found.low_ns < 0.3 * found.likely_ns
+
+
+def test_long_waits_behind_a_device_that_sets_the_pace_are_said_to_cost_nothing_yet():
+    def script(step: Step) -> None:
+        host_us = training(step, kernel_us=150)
+        # The wait is for the first kernels alone: a copy on another stream.
+        step.op("aten::item", host_us, 300)
+        step.call("cudaEventSynchronize", host_us + 2, 296)
+        back = host_us + 310
+        training(step, at=back, kernel_us=150)
+
+    (found,) = audit("host.sync", loop_of(script, step_us=1_810))
+
+    assert "only once it is faster" in found.note
