@@ -26,6 +26,21 @@ class Verbs(click.Group):
             return None
         return importlib.import_module(f"{__name__}.{cmd_name}").command
 
+    def invoke(self, ctx: click.Context) -> object:
+        """Run the verb. A reader that leaves is told apart here: click and rich would exit with 1."""
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:
+            raise _ReaderLeftError from None
+        except SystemExit as stop:
+            if isinstance(stop.__context__, BrokenPipeError):
+                raise _ReaderLeftError from None
+            raise
+
+
+class _ReaderLeftError(Exception):
+    """The other end of stdout is closed, as after ``advisor ... | head``."""
+
 
 def _version(ctx: click.Context, _param: click.Parameter, value: bool) -> None:
     if value:
@@ -74,8 +89,8 @@ def main(args: list[str] | None = None) -> None:
     except MemoryError:
         click.echo("advisor: there is not enough memory for this; capture fewer steps", err=True)
         sys.exit(3)
-    except BrokenPipeError:
-        # The reader has left, as in `advisor ... | head`; the interpreter must not try to flush again.
+    except (BrokenPipeError, _ReaderLeftError):
+        # The interpreter must not try to flush again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(_BROKEN_PIPE)
     except Exception as error:

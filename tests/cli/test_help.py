@@ -70,12 +70,13 @@ def test_an_unknown_verb_is_a_usage_error() -> None:
     assert "analyse-this" in run.stderr
 
 
-def test_a_reader_that_leaves_ends_it_quietly_and_not_as_a_failed_gate() -> None:
+@pytest.mark.parametrize("verb", [["explain"], ["devices"]], ids=["click", "rich"])
+def test_a_reader_that_leaves_ends_it_quietly_and_not_as_a_failed_gate(verb: list[str]) -> None:
     # GIVEN a pipe whose reading end is closed
     reading, writing = os.pipe()
     os.close(reading)
     # WHEN a verb prints into it
-    line = [sys.executable, "-m", "advisor.cli", "explain"]
+    line = [sys.executable, "-m", "advisor.cli", *verb]
     done = subprocess.run(line, stdout=writing, stderr=subprocess.PIPE, text=True, check=False)
     os.close(writing)
     # THEN it says nothing, and ends as a program that SIGPIPE ends
