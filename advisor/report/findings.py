@@ -73,7 +73,8 @@ def _finding(advice: Advice, step_ns: float) -> Finding:
 def _sentence(title: str) -> str:
     """The title with a capital, unless it begins with a name such as ``bf16``."""
     first = title.partition(" ")[0]
-    return title[0].upper() + title[1:] if first.isalpha() and first.islower() else title
+    word = first.replace("-", "")
+    return title[0].upper() + title[1:] if word.isalpha() and word.islower() else title
 
 
 def _together(advised: Advised, step_ns: float) -> Together | None:

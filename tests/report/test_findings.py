@@ -10,6 +10,7 @@ from rich.console import Console
 
 from advisor.report import findings_view, html, markdown, model, terminal
 from advisor.report.build import analyze
+from advisor.report.findings import _sentence
 from tests.report import reports
 
 DATA = Path(__file__).parents[1] / "data"
@@ -39,6 +40,21 @@ def test_a_saving_too_small_to_see_is_told_as_none_everywhere(rich_report: model
     terminal.render(rich_report, Console(file=out, width=120))
     assert findings_view.gain(finding) == "likely saves nothing"
     assert "50.0 µs" not in out.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("title", "told"),
+    [
+        ("cross-entropy over 8192 x 50257", "Cross-entropy over 8192 x 50257"),
+        ("launch-bound: the device idles", "Launch-bound: the device idles"),
+        ("bf16 would do", "bf16 would do"),
+        ("zero_grad fills gradients", "zero_grad fills gradients"),
+        ("AdamW steps by small kernels", "AdamW steps by small kernels"),
+        ("3 syncs a step", "3 syncs a step"),
+    ],
+)
+def test_a_title_begins_with_a_capital_unless_with_a_name(title: str, told: str) -> None:
+    assert _sentence(title) == told
 
 
 def test_an_unknown_saving_is_not_nought() -> None:
