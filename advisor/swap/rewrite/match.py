@@ -211,10 +211,13 @@ def _late_input(match: Match, facts: Facts) -> str:
     return ""
 
 
-def is_random(node: Node) -> bool:
-    """Whether the node drops out with a probability that is not 0."""
+def dropped_share(node: Node) -> float | None:
+    """The probability with which a dropout drops: 0 outside training; None where it is none, or unknown."""
     if not is_op(node, "dropout"):
-        return False
+        return None
     call = read(node)
     assert call is not None
-    return bool(call["training"]) and call["p"] not in (0, 0.0)
+    if call["training"] is False or call["p"] in (0, 0.0):
+        return 0.0
+    known = call["training"] is True and isinstance(call["p"], (int, float))
+    return float(call["p"]) if known else None

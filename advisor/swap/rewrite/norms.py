@@ -87,6 +87,8 @@ def _called(node: Node, facts: Facts) -> Norm | None:
         dtype = facts.dtype(call.input)
         assert dtype is not None
         eps = torch.finfo(dtype).eps
+    if not isinstance(eps, (int, float)):
+        return None
     return Norm(
         call.op == "rms_norm", call.input, node, eps, call["weight"], call.args.get("bias"), written_out=False
     )

@@ -44,6 +44,8 @@ class Scores:
         diagonal: see `causal`.
         proofs: modules' tensors that the proof rests on.
         finite: whether the causal mask hides with a finite number.
+        batch: batch and heads, where they are one dimension in the product.
+        flat_mask: whether a mask has that one dimension.
     """
 
     core: Any
@@ -54,6 +56,8 @@ class Scores:
     diagonal: int = 0
     proofs: frozenset[Node] = frozenset()
     finite: bool = False
+    batch: tuple[int, int] | None = None
+    flat_mask: bool = False
 
     @property
     def forms(self) -> tuple[str, ...]:
@@ -80,6 +84,12 @@ def scores(node: Any, facts: Facts, name: str) -> Scores | None:
             if not _take_scale(found, node, inner, factor, facts, name):
                 return None
             continue
+        joined = split_batch(call, node, facts)
+        if joined is not None:
+            if found.batch not in (None, joined):
+                return None
+            found.batch, found.core = joined, call.input
+            continue
         masked = _masked(call, facts)
         if masked is not None:
             if not _take_mask(found, node, *masked, facts, name):
@@ -97,6 +107,9 @@ def scores(node: Any, facts: Facts, name: str) -> Scores | None:
         if not _take_added(found, node, *added, facts, name):
             return None
     found.core = uncast(found.core)
+    if found.batch is not None and found.flat_mask:
+        facts.refuse(name, at, "a mask in which batch and heads are one dimension")
+        return None
     if found.finite and found.masks:
         facts.refuse(name, at, "a finite causal mask beside another: rows that both hide would differ")
         return None
@@ -110,6 +123,24 @@ def _take_scale(found: Scores, node: Node, inner: Any, factor: float, facts: Fac
         facts.refuse(name, node, f"scores are scaled by {found.scale:g}")
         return False
     return True
+
+
+def split_batch(call: Call, node: Node, facts: Facts) -> tuple[int, int] | None:
+    """(batch, heads) of a reshape of scores or weights that joins the two into one, or parts them."""
+    inner, outer = facts.shape(call.input), facts.shape(node)
+    if call.op not in ("reshape", "flatten", "unflatten") or not inner or not outer:
+        return None
+    if {len(inner), len(outer)} != {3, 4} or inner[-2:] != outer[-2:]:
+        return None
+    four, three = (inner, outer) if len(inner) == 4 else (outer, inner)
+    if not isinstance(four[0], int) or not isinstance(four[1], int) or four[0] * four[1] != three[0]:
+        return None
+    return four[0], four[1]
+
+
+def _is_flat(mask: Node, facts: Facts) -> bool:
+    shape = facts.shape(mask) or ()
+    return len(shape) == 3 and shape[0] != 1
 
 
 def _capped(found: Scores, node: Node, facts: Facts) -> bool:
@@ -178,6 +209,7 @@ def _take_mask(
         facts.refuse(name, node, "a finite number is filled in: a row that sees no key would not be empty")
         return False
     found.masks.append(mask)
+    found.flat_mask |= len(shape or ()) == 3 and _is_flat(mask.node, facts)
     return True
 
 
@@ -247,6 +279,7 @@ def _take_added(found: Scores, node: Node, base: Node, bias: Node, facts: Facts,
         facts.refuse(name, node, "the mask is added before the scores are scaled")
         return False
     found.masks.append(Mask(bias, "added"))
+    found.flat_mask |= len(shape or ()) == 3 and _is_flat(bias, facts)
     found.core = base
     return True
 

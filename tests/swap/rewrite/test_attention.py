@@ -460,3 +460,82 @@ def test_any_combination_of_spellings_is_found(scale, product, mask, softmax, va
     assert found.match.attributes["causal"] == bool(mask)
     expected = {"none": 1.0, "keys": 1 / 3, "after, divided": 1 / 3}.get(scale, 0.3)
     assert found.match.attributes["scale"] == pytest.approx(expected)
+
+
+def joined(x):
+    return x.reshape(B * H, *x.shape[2:])
+
+
+JOINED = {
+    "back for the mask": lambda q, k, v: torch.bmm(
+        torch.bmm(joined(q), joined(k).transpose(1, 2))
+        .view(B, H, T, T)
+        .add(torch.triu(torch.full((T, T), -INF), 1))
+        .view(B * H, T, T)
+        .softmax(-1),
+        joined(v),
+    ).view(B, H, T, D),
+    "back for the softmax": lambda q, k, v: torch.bmm(
+        (torch.bmm(joined(q), joined(k).transpose(1, 2)).view(B, H, T, T) * 0.3)
+        .softmax(-1)
+        .view(B * H, T, T),
+        joined(v),
+    ),
+    "back for good": lambda q, k, v: (
+        torch.bmm(joined(q), joined(k).transpose(1, 2)).view(B, H, T, T).softmax(-1) @ v
+    ),
+    "joined at the end": lambda q, k, v: torch.bmm(joined((q @ k.mT).softmax(-1)), joined(v)),
+}
+
+
+@pytest.mark.parametrize("fn", JOINED.values(), ids=JOINED.keys())
+def test_batch_and_heads_in_one_dimension(fn):
+    replacement_equals_original("attention", fn, *qkv())
+
+
+def test_a_mask_of_padding_while_batch_and_heads_are_one_dimension():
+    def fn(q, k, v, padding):
+        scores = torch.bmm(joined(q), joined(k).mT).view(B, H, T, T) + padding
+        return torch.bmm(scores.view(B * H, T, T).softmax(-1), joined(v))
+
+    replacement_equals_original("attention", fn, *qkv(), torch.randn(B, 1, 1, T))
+
+
+def test_a_mask_that_has_the_one_dimension_is_left_alone():
+    def fn(q, k, v, mask):
+        scores = (torch.bmm(joined(q), joined(k).mT) + mask).view(B, H, T, T)
+        return torch.bmm(scores.view(B * H, T, T).softmax(-1), joined(v))
+
+    assert "one dimension" in misses("attention", fn, *qkv(), torch.randn(B * H, T, T))
+
+
+def test_a_reshape_that_mixes_queries_and_heads_is_left_alone():
+    def fn(q, k, v):
+        return ((q @ k.mT).reshape(B, T, H, T).softmax(-1).reshape(B, H, T, T)) @ v
+
+    misses("attention", fn, *qkv())
+
+
+CALLS = {
+    "plain": lambda q, k, v, m: F.scaled_dot_product_attention(q, k, v),
+    "causal": lambda q, k, v, m: F.scaled_dot_product_attention(q, k, v, is_causal=True),
+    "scale": lambda q, k, v, m: F.scaled_dot_product_attention(q, k, v, scale=0.7),
+    "seen": lambda q, k, v, m: F.scaled_dot_product_attention(q, k, v, m),
+    "added": lambda q, k, v, m: F.scaled_dot_product_attention(q, k, v, attn_mask=m.to(q.dtype)),
+}
+
+
+@pytest.mark.parametrize("fn", CALLS.values(), ids=CALLS.keys())
+def test_a_call_of_torchs_own_is_a_site_too(fn):
+    mask = torch.ones(T, T, dtype=torch.bool)
+    mask[:, 6:] = False
+    found = replacement_equals_original("sdpa", fn, *qkv(), mask)
+
+    assert "torch SDPA" not in [c.name for c in found.match.candidates]
+
+
+def test_grouped_heads_of_a_call():
+    def fn(q, k, v):
+        return F.scaled_dot_product_attention(q, k, v, enable_gqa=True)
+
+    replacement_equals_original("sdpa", fn, rand(B, 4, T, D), rand(B, 2, T, D), rand(B, 2, T, D))

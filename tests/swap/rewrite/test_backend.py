@@ -12,11 +12,6 @@ from tests.swap.rewrite.models import GPT, batch
 from tests.swap.rewrite.test_models import decided, gradients, trains_alike
 
 
-@pytest.fixture(autouse=True)
-def _fresh():
-    torch._dynamo.reset()
-
-
 class Block(nn.Module):
     """Attention with a mask in a buffer, as a module's forward."""
 

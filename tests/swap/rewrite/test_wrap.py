@@ -21,11 +21,6 @@ from tests.swap.rewrite.models import GPT, T, V, batch
 from tests.swap.rewrite.test_models import decided, trains_alike
 
 
-@pytest.fixture(autouse=True)
-def _fresh():
-    torch._dynamo.reset()
-
-
 class Net(nn.Module):
     """Explicit attention; importable, so that it can be pickled."""
 

@@ -14,27 +14,27 @@ are.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
-import torch
-import torch.nn.functional as F
-from torch import Tensor
 from torch.fx import Node
 
-from advisor.kernels.attention import attention, unsupported_reasons
-from advisor.swap.rewrite.candidates import bundled, in_dtype, of_torch
+from advisor.swap.rewrite.attend import candidates
 from advisor.swap.rewrite.facts import Facts, sole_user
-from advisor.swap.rewrite.match import Match, pattern
+from advisor.swap.rewrite.match import Match, dropped_share, pattern
 from advisor.swap.rewrite.ops import is_op, read
 from advisor.swap.rewrite.parts import is_float, is_last_dim, uncast
-from advisor.swap.rewrite.scores import Product, Scores, einsum_labels, product, scores, unrepeated
-from advisor.swap.site import Candidate
+from advisor.swap.rewrite.scores import (
+    Product,
+    Scores,
+    einsum_labels,
+    product,
+    scores,
+    split_batch,
+    unrepeated,
+)
 
 NAME = "attention"
-
-_SDPA = "y = torch.nn.functional.scaled_dot_product_attention(q, k, v{arguments})"
-_OURS = "from advisor.kernels.attention import attention\ny = attention(q, k, v{arguments})"
 
 
 @pattern(NAME, rank=10)
@@ -51,7 +51,7 @@ def _around(softmax: Node, facts: Facts) -> Match | None:
     call = read(softmax)
     assert call is not None
     shape = facts.shape(softmax)
-    weights, dropout_p = _weights(softmax)
+    weights, dropout_p, batch = _weights(softmax, facts)
     user = sole_user(weights)
     end = None if user is None else _times_values(user, weights, facts)
     if shape is None or end is None or user is None:
@@ -69,24 +69,35 @@ def _around(softmax: Node, facts: Facts) -> Match | None:
         return facts.refuse(NAME, softmax, "what stands under the softmax is no product of queries and keys")
     if made.bias is not None:
         return facts.refuse(NAME, softmax, "a bias is added by the product itself")
+    if under.batch is None:
+        under.batch = batch
+    elif batch not in (None, under.batch):
+        return None
+    if under.batch is not None and under.flat_mask:
+        return facts.refuse(NAME, softmax, "a mask in which batch and heads are one dimension")
     v, v_order, out_order = end
     return _match(under, made, v, v_order, out_order, user, dropout_p, facts)
 
 
-def _weights(softmax: Node) -> tuple[Node, float]:
-    """The attention weights after casts and dropout, and dropout's probability."""
+def _weights(softmax: Node, facts: Facts) -> tuple[Node, float, tuple[int, int] | None]:
+    """The weights after casts, dropout and a reshape, dropout's probability, and (batch, heads)."""
     node, p = softmax, 0.0
+    batch: tuple[int, int] | None = None
     while True:
         user = sole_user(node)
         if user is not None and is_op(user, "cast") and is_float(user):
             node = user
-        elif user is not None and is_op(user, "dropout") and not p:
-            call = read(user)
-            assert call is not None
-            p = float(call["p"]) if call["training"] else 0.0
-            node = user
+        elif user is not None and not p and (share := dropped_share(user)) is not None:
+            node, p = user, share
+        elif user is not None and batch is None and (joined := _joined(user, facts)) is not None:
+            node, batch = user, joined
         else:
-            return node, p
+            return node, p, batch
+
+
+def _joined(node: Node, facts: Facts) -> tuple[int, int] | None:
+    call = read(node)
+    return None if call is None else split_batch(call, node, facts)
 
 
 def _times_values(
@@ -182,6 +193,7 @@ def _match(
     inner = facts.dtype(under.core)
     settings: dict[str, Any] = {
         "orders": (made.q_order, made.k_order, v_order, out_order),
+        "batch": under.batch,
         "forms": under.forms,
         "causal": under.causal,
         "diagonal": under.diagonal,
@@ -201,7 +213,7 @@ def _match(
         (q, k, v, *masks),
         (out,),
         {**settings, "grouped": grouped},
-        tuple(_candidates(settings, grouped)),
+        tuple(candidates(settings, grouped)),
         under.proofs,
         random=dropout_p > 0.0,
     )
@@ -225,168 +237,3 @@ def _what(under: Scores, dropout_p: float, grouped: int) -> str:
     weights = f"softmax({inside})"
     weights = f"dropout({weights})" if dropout_p else weights
     return f"{weights} @ v" + (f", {grouped} queries a key head" if grouped > 1 else "")
-
-
-def _candidates(settings: dict[str, Any], grouped: int) -> Iterator[Candidate]:
-    scale, causal = settings["scale"], settings["causal"]
-    arguments = f", scale={scale:g}" + (
-        f", dropout_p={settings['dropout_p']:g}" if settings["dropout_p"] else ""
-    )
-    mask = ", mask" if settings["forms"] else ""
-    yield bundled(
-        "attention",
-        _bundled,
-        _bundled_reasons,
-        _OURS.format(arguments=mask + (", causal=True" if causal else "") + arguments),
-        **settings,
-    )
-    if settings["softcap"]:
-        return
-    theirs = mask.replace(", mask", ", attn_mask=mask") + (", is_causal=True" if causal else "") + arguments
-    theirs += ", enable_gqa=True" if grouped > 1 else ""
-    for name, backend in _backends().items():
-        yield of_torch(
-            name,
-            _sdpa,
-            _SDPA.format(arguments=theirs),
-            _sdpa_reasons,
-            deterministic=name == "SDPA (math)",
-            backend=backend,
-            grouped=grouped,
-            **settings,
-        )
-
-
-def _backends() -> dict[str, str | None]:
-    """PyTorch's own attention by name: whichever it picks, and each that a GPU has."""
-    found: dict[str, str | None] = {"SDPA": None}
-    if torch.cuda.is_available():
-        found["SDPA (flash)"] = "FLASH_ATTENTION"
-        found["SDPA (cuDNN)"] = "CUDNN_ATTENTION"
-        found["SDPA (memory-efficient)"] = "EFFICIENT_ATTENTION"
-    return found
-
-
-def _arranged(x: Tensor, order: tuple[int, ...]) -> Tensor:
-    """The tensor as (batch, heads, tokens, dim); one batch dimension counts as the batch."""
-    x = x if order == tuple(range(len(order))) else x.permute(order)
-    return x if x.dim() == 4 else x.unsqueeze(1)
-
-
-def _merged(masks: Sequence[Tensor], forms: tuple[str, ...], rank: int) -> Tensor | None:
-    """One mask of all: bool, true where a key is seen, or added."""
-    seen: Tensor | None = None
-    added: Tensor | None = None
-    for mask, form in zip(masks, forms, strict=True):
-        mask = mask.unsqueeze(-3) if rank == 3 and mask.dim() == 3 else mask
-        if form == "added":
-            added = mask if added is None else added + mask
-        else:
-            here = ~mask if form == "hidden" else mask
-            seen = here if seen is None else seen & here
-    if added is None or seen is None:
-        return seen if added is None else added
-    return torch.where(seen, added, -torch.inf)
-
-
-def _back(y: Tensor, order: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    y = y if len(order) == 4 else y.squeeze(1)
-    y = y if order == tuple(range(len(order))) else y.permute(order)
-    return in_dtype(y, dtype)
-
-
-def _bundled(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *masks: Tensor,
-    orders: tuple[tuple[int, ...], ...],
-    forms: tuple[str, ...],
-    causal: bool,
-    diagonal: int,
-    scale: float,
-    softcap: float,
-    dropout_p: float,
-    compute: torch.dtype,
-    dtype: torch.dtype,
-) -> Tensor:
-    mask = _merged(masks, forms, len(orders[0]))
-    q, k, v = _inputs(q, k, v, orders, compute)
-    y = attention(
-        q,
-        k,
-        v,
-        mask,
-        causal=causal,
-        align="upper_left" if diagonal == 0 else "lower_right",
-        scale=scale,
-        softcap=softcap,
-        dropout_p=dropout_p,
-    )
-    return _back(y, orders[3], dtype)
-
-
-def _inputs(
-    q: Tensor, k: Tensor, v: Tensor, orders: tuple[tuple[int, ...], ...], compute: torch.dtype
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Arranged; of one dtype, the scores' own, where they differ."""
-    q, k, v = (_arranged(x, order) for x, order in zip((q, k, v), orders, strict=False))
-    if not q.dtype == k.dtype == v.dtype:
-        q, k, v = (in_dtype(x, v.dtype if v.dtype == q.dtype else compute) for x in (q, k, v))
-    return q, k, v
-
-
-def _bundled_reasons(
-    q: Tensor, k: Tensor, v: Tensor, *masks: Tensor, orders: Any, forms: Any, compute: Any, **settings: Any
-) -> Sequence[str]:
-    mask = _merged(masks, forms, len(orders[0]))
-    q, k, v = _inputs(q, k, v, orders, compute)
-    return unsupported_reasons(q, k, v, mask, softcap=settings["softcap"], dropout_p=settings["dropout_p"])
-
-
-def _sdpa(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *masks: Tensor,
-    orders: tuple[tuple[int, ...], ...],
-    forms: tuple[str, ...],
-    causal: bool,
-    diagonal: int,
-    scale: float,
-    softcap: float,
-    dropout_p: float,
-    compute: torch.dtype,
-    dtype: torch.dtype,
-    backend: str | None,
-    grouped: int,
-) -> Tensor:
-    mask = _merged(masks, forms, len(orders[0]))
-    q, k, v = _inputs(q, k, v, orders, compute)
-    if causal and (mask is not None or diagonal):
-        seen = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool, device=q.device).tril(diagonal)
-        if mask is None:
-            mask = seen
-        else:
-            mask = mask & seen if mask.dtype == torch.bool else torch.where(seen, mask, -torch.inf)
-        causal = False
-    if mask is not None and mask.dtype != torch.bool:
-        mask = mask.to(
-            torch.get_autocast_dtype(q.device.type) if torch.is_autocast_enabled(q.device.type) else q.dtype
-        )
-    more = {"enable_gqa": True} if grouped > 1 else {}
-    call: Callable[..., Tensor] = F.scaled_dot_product_attention
-    if backend is None:
-        y = call(q, k, v, mask, dropout_p, causal, scale=scale, **more)
-    else:
-        from torch.nn.attention import SDPBackend, sdpa_kernel
-
-        with sdpa_kernel(getattr(SDPBackend, backend)):
-            y = call(q, k, v, mask, dropout_p, causal, scale=scale, **more)
-    return _back(y, orders[3], dtype)
-
-
-def _sdpa_reasons(q: Tensor, *rest: Tensor, grouped: int, **settings: Any) -> Sequence[str]:
-    if grouped > 1 and tuple(int(n) for n in torch.__version__.split(".")[:2]) < (2, 5):
-        return ["grouped queries need torch 2.5"]
-    return []

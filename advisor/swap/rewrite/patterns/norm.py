@@ -28,7 +28,7 @@ from advisor.kernels.bias_act_norm import unsupported_reasons as act_reasons
 from advisor.kernels.norm import layer_norm, rms_norm, unsupported_reasons
 from advisor.swap.rewrite.candidates import bundled, in_dtype, of_torch
 from advisor.swap.rewrite.facts import Facts
-from advisor.swap.rewrite.match import Match, is_random, pattern
+from advisor.swap.rewrite.match import Match, dropped_share, pattern
 from advisor.swap.rewrite.norms import Norm, norms
 from advisor.swap.rewrite.ops import read
 from advisor.swap.rewrite.parts import activation, is_float, is_row_vector, terms, uncast, with_bias
@@ -116,10 +116,9 @@ def find_dropped_sums(facts: Facts) -> Iterator[Match]:
 def _dropped(pair: tuple[Node, Node]) -> tuple[Node, Node, float]:
     """(x, residual, p) of ``dropout(x, p) + residual``; p is 0 where nothing drops out alone."""
     for x, residual in (pair, pair[::-1]):
-        if is_random(x) and len(x.users) == 1:
-            call = read(x)
-            assert call is not None
-            return call.input, residual, float(call["p"])
+        p, call = dropped_share(x), read(x)
+        if p and call is not None and len(x.users) == 1:
+            return call.input, residual, p
     return *pair, 0.0
 
 
