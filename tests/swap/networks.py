@@ -63,6 +63,19 @@ class HiddenEpsilonNorm(nn.Module):
         return self.g * centred / (centred.pow(2).mean(-1, keepdim=True) + 1e-5).sqrt() + self.b
 
 
+class DtypeEpsilonNorm(nn.Module):
+    """RMSNorm whose eps is that of the input's dtype."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = x.float()
+        eps = torch.finfo(x.dtype).eps
+        return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps) * self.weight).type_as(x)
+
+
 class EpsilonOutside(LlamaNorm):
     """No RMSNorm: eps outside the root."""
 

@@ -177,8 +177,8 @@ def test_gradient_checkpointing_runs_the_candidate_in_both_passes(journal, use_r
         lambda m: m.eval()(grad_input(3, SIZE)),
         lambda m: m.double()(grad_input(3, SIZE).double()),
         lambda m: m(grad_input(3, SIZE)[0]),
-        lambda m: torch.func.vmap(m)(torch.randn(2, 3, SIZE)),
-        lambda m: torch.jit.trace(m, torch.randn(3, SIZE), check_trace=False),
+        lambda m: torch.func.vmap(m)(grad_input(2, 3, SIZE)),
+        lambda m: torch.jit.trace(m, grad_input(3, SIZE), check_trace=False),
     ],
     ids=["eval", "float64", "other rank", "vmap", "trace"],
 )
@@ -211,7 +211,10 @@ def test_a_kernel_that_cannot_serve_in_the_loop_is_given_up_with_a_warning(journ
     x = grad_input(3, SIZE)
     expected = module(x)
 
+    tried: list[int] = []
+
     def unsupported(module: nn.Module, x: Tensor) -> Tensor:
+        tried.append(1)
         raise UnsupportedError("rows of odd length")
 
     swapped(journal, module, unsupported)
@@ -220,6 +223,7 @@ def test_a_kernel_that_cannot_serve_in_the_loop_is_given_up_with_a_warning(journ
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert torch.equal(module(x), expected)
+    assert tried == [1]
 
 
 @pytest.mark.parametrize(

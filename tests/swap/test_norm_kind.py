@@ -9,6 +9,7 @@ from advisor.swap.site import Example, Site
 from advisor.swap.tensors import stand_in
 from advisor.swap.verify import verify
 from tests.swap.networks import (
+    DtypeEpsilonNorm,
     EpsilonOutside,
     GemmaNorm,
     HiddenEpsilonNorm,
@@ -85,6 +86,7 @@ def test_where_a_norm_rounds_is_found_at_the_dtypes_of_the_loop(module, weights,
         GemmaNorm(SIZE),
         T5Norm(SIZE),
         HiddenEpsilonNorm(SIZE),
+        DtypeEpsilonNorm(SIZE),
     ],
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])

@@ -80,6 +80,20 @@ def test_fusing_and_restoring_without_a_step_leaves_everything_to_the_bit() -> N
     assert optimizer.state_dict()["param_groups"] == saved["param_groups"]
 
 
+def test_a_step_count_that_is_no_tensor_comes_back_as_what_it_was() -> None:
+    model = net()
+    optimizer = torch.optim.AdamW(model.parameters())
+    step(model, optimizer)
+    for state in optimizer.state.values():
+        state["step"] = 1.0
+    with Journal() as journal:
+        journal.make(fused_change("optimizer 0", optimizer))
+        step(model, optimizer, 1)
+        saved = optimizer.state_dict()["state"]
+    for steps in ([s["step"] for s in saved.values()], [s["step"] for s in optimizer.state.values()]):
+        assert {(type(s), s) for s in steps} == {(float, 2.0)}
+
+
 def test_a_schedule_and_new_learning_rates_reach_the_fused_step() -> None:
     model = net()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)

@@ -254,6 +254,21 @@ def test_toggling_brings_the_originals_back_for_a_while(plant) -> None:
     assert len(swapped_norms(loop.net)) == 3
 
 
+def test_an_interruption_while_toggling_takes_everything_back(plant, monkeypatch) -> None:
+    plant(same_norm)
+    loop = Loop()
+    swapper = run(loop)
+
+    def interrupted(on: bool) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(swapper.journal, "toggle", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        swapper.toggle(False)
+    assert swapped_norms(loop.net) == []
+    assert swapper.applied == []
+
+
 def test_accumulated_gradients_are_those_of_the_original(plant) -> None:
     plant(same_norm)
     expected = reference()

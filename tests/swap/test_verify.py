@@ -205,6 +205,7 @@ def test_dropout_by_other_random_numbers_of_the_same_law_is_accepted() -> None:
         (lambda x: x * 1.0, "variance"),
         (lambda x: dropout(x.detach()) + 0 * x, "gradient of input 0"),
         (lambda x: x * (torch.rand(x.shape, generator=_OWN) > 0.2) / 0.8, "same random numbers differ"),
+        (lambda x: dropout(x).flip(-1), "squared z"),
         (lambda x: dropout(x) * 1.05, "times the original's"),
         (lambda x: dropout(x).double(), "float64"),
     ],
