@@ -73,7 +73,7 @@ def _finding(advice: Advice, step_ns: float) -> Finding:
 def _sentence(title: str) -> str:
     """The title with a capital, unless it begins with a name such as ``bf16``."""
     first = title.partition(" ")[0]
-    word = first.replace("-", "")
+    word = first.rstrip(":,").replace("-", "")
     return title[0].upper() + title[1:] if word.isalpha() and word.islower() else title
 
 
