@@ -72,3 +72,13 @@ def count(number: float, noun: str, does: str = "", *, what: str = "") -> str:
     one = text == "1"
     noun = noun if one else noun + ("es" if noun.endswith(("ch", "s", "x")) else "s")
     return " ".join(filter(None, (text, noun, what, does + "s" if one and does else does)))
+
+
+def one_line(value: object) -> str:
+    """A value out of a trace on one line, for a comment in code.
+
+    Example:
+        >>> one_line("DDP\nimport os")
+        'DDP import os'
+    """
+    return " ".join(str(value).split())[:80]

@@ -90,6 +90,7 @@ def test_a_report_comes_out_of_any_events(
     analysis = analyse_timeline(join(trace))
     report = build_report(analysis)
 
+    assert not [one for one in report.data_quality if one.code == "advice.failed"]
     json.loads(to_json(report), parse_constant=lambda name: pytest.fail(f"{name} in the report"))
     assert len(list(launch_rows(analysis))) == len(analysis.timeline.launches)
     for slices in (report.breakdown.step, report.breakdown.phase, report.breakdown.family):

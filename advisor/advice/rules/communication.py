@@ -11,7 +11,7 @@ from advisor.advice.edits import Edit, Estimate, Fuse, Insert, Remove, Retime
 from advisor.advice.finding import Finding
 from advisor.advice.loop import Loop
 from advisor.advice.rule import rule
-from advisor.advice.wording import count, duration, percent, size
+from advisor.advice.wording import count, duration, one_line, percent, size
 from advisor.roofline.launch_class import HOST_COPY, OTHER_COPY, PAGEABLE_COPY, PEER_COPY
 from advisor.roofline.messages import link_bytes_per_s
 from advisor.trace.intervals import merged
@@ -67,7 +67,7 @@ def exposed(loop: Loop) -> Iterator[Finding]:
         ],
         edits=[Remove(copies)] if len(copies) else [],
         fix="Trainer(strategy=DDPStrategy(gradient_as_bucket_view=True, static_graph=True, bucket_cap_mb=50))"
-        f"   # was {loop.setting('strategy') or 'DDP'}\n"
+        f"   # was {one_line(loop.setting('strategy') or 'DDP')}\n"
         "# with accumulate_grad_batches=n gradients are reduced every n-th batch only",
         fix_torch="DistributedDataParallel(\n"
         "    model, gradient_as_bucket_view=True, static_graph=True, bucket_cap_mb=50\n)",

@@ -113,7 +113,7 @@ def batching(loop: Loop) -> Iterator[Finding]:
             *limit,
         ],
         edits=[],
-        fix=f"DataLoader(prompts, batch_size=32)      # was {'not recorded' if batch is None else batch}\n"
+        fix=f"DataLoader(prompts, batch_size=32)      # was {'not recorded' if batch is None else repr(batch)}\n"
         "# model.generate(batch, ...) with left padding and a mask; or continuous batching in a server",
         risk="each token comes no sooner; the keys and values of all sequences need memory",
         confidence="modelled",

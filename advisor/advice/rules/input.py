@@ -57,6 +57,7 @@ def dataloader(loop: Loop) -> Iterator[Finding]:
     fetches = loop.host.fetches
     loop.require(len(fetches), "the trace shows no batch being fetched")
     workers = loop.setting("loader", "num_workers")
+    workers = workers if isinstance(workers, int) else None
     in_process = fetches.in_process or workers == 0
     wait_ns = fetches.typical_ns * loop.real_time
     share = loop.share(wait_ns * len(fetches) / loop.steps)
@@ -412,7 +413,7 @@ def _loader_fix(loop: Loop, workers: int, *, doubled: bool, hook: bool) -> str:
     number = "2 * num_workers" if doubled else str(workers)
     arguments = [
         "dataset,",
-        f"batch_size={loader['batch_size']}," if loader.get("batch_size") else "...,",
+        f"batch_size={loader['batch_size']!r}," if loader.get("batch_size") else "...,",
         f"num_workers={number},{was('num_workers')}",
         f"pin_memory=True,{was('pin_memory')}",
         f"persistent_workers=True,{was('persistent_workers')}",

@@ -85,14 +85,20 @@ def _parse_argument(shape: object, kind: object, strides: object) -> Arg:
         if any(sizes is None for sizes in listed):
             return None
         return tuple(
-            Tensor(sizes, "unknown", _parse_sizes(step))
+            Tensor(sizes, "unknown", _parse_strides(step, sizes))
             for sizes, step in zip(listed, steps, strict=True)
             if sizes is not None
         )
     sizes = _parse_sizes(shape)
     if sizes is None or kind in _NOT_A_TENSOR or (kind is None and not sizes):
         return None
-    return Tensor(sizes, parse_dtype(kind), _parse_sizes(strides))
+    return Tensor(sizes, parse_dtype(kind), _parse_strides(strides, sizes))
+
+
+def _parse_strides(value: object, sizes: tuple[int, ...]) -> tuple[int, ...] | None:
+    """One stride a dimension; None where there are more or fewer."""
+    strides = _parse_sizes(value)
+    return strides if strides is not None and len(strides) == len(sizes) else None
 
 
 def _parse_sizes(value: object) -> tuple[int, ...] | None:

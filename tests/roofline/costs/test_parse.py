@@ -55,3 +55,11 @@ def test_a_list_with_a_malformed_member_is_unknown_as_a_whole():
 @pytest.mark.parametrize("tag", ["Int", "Double", "Bool", "GenericList", "Scalar"])
 def test_the_tags_that_old_traces_give_to_scalars_are_no_tensors(tag):
     assert parse_inputs([[]], [tag])[0] == (None,)
+
+
+def test_strides_that_do_not_fit_the_sizes_are_not_known():
+    (fits, short, long), _ = parse_inputs([[2, 3], [2, 3], [2]], ["float"] * 3, [[3, 1], [1], [3, 1]])
+
+    assert fits.strides == (3, 1)
+    assert short.strides is None
+    assert long.strides is None
