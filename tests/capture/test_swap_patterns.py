@@ -72,8 +72,7 @@ def _short(monkeypatch):
     monkeypatch.setattr(swapping_steps, "MOST", 5)
     monkeypatch.setenv(ALLOW_CPU, "1")
     be_sure(monkeypatch)
-    # What stands in is PyTorch's attention, which has another layout on a CPU and is refused for it; the proof 
-    # has tests of its own.
+    # What stands in is PyTorch's attention, refused on a CPU for another layout; the proof has its own tests.
     monkeypatch.setattr(
         decide, "verify", lambda _, c, **__: Trial(c.name, refused="" if c.source == "torch" else "planted")
     )
