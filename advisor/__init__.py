@@ -13,16 +13,18 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from advisor.capture.callback import TrainingAdvisor
     from advisor.report.build import analyze
+    from advisor.report.saved import compare
     from advisor.swap.outside import swap_model as swap
     from advisor.trace.link import load
 
 _HOMES = {
     "TrainingAdvisor": "advisor.capture.callback",
     "analyze": "advisor.report.build",
+    "compare": "advisor.report.saved",
     "load": "advisor.trace.link",
 }
 
-__all__ = ["TrainingAdvisor", "__version__", "analyze", "load", "swap"]
+__all__ = ["TrainingAdvisor", "__version__", "analyze", "compare", "load", "swap"]
 
 
 def __getattr__(name: str) -> Any:

@@ -8,6 +8,8 @@ from pathlib import Path
 import msgspec
 
 from advisor.errors import InputError
+from advisor.report.compare import Comparison
+from advisor.report.compare import compare as compare_reports
 from advisor.report.files import is_json_report
 from advisor.report.model import SCHEMA_VERSION, Report
 
@@ -30,6 +32,19 @@ def open_report(path: str | os.PathLike[str], *, baseline_step_ms: float | None 
     from advisor.report.build import analyze
 
     return analyze(path, baseline_step_ms=baseline_step_ms)
+
+
+def compare(before: Report | str | os.PathLike[str], after: Report | str | os.PathLike[str]) -> Comparison:
+    """Two runs of one program beside each other: is the second faster beyond the noise, and by which kernels?
+
+    Args:
+        before: a report, or what `open_report` takes.
+        after: the same.
+
+    Raises:
+        InputError: a file is neither trace nor report, or a report of another major version.
+    """
+    return compare_reports(*(one if isinstance(one, Report) else open_report(one) for one in (before, after)))
 
 
 def _decode(path: Path) -> Report:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import copy
 import io
 import math
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
+import advisor
 from advisor.report import model
 from advisor.report.compare import Comparison, compare
 from advisor.report.compare_view import markdown, render
+from advisor.report.files import to_json
 from tests.report import reports
 
 
@@ -46,6 +49,14 @@ def test_a_run_on_the_cpu_is_compared_by_its_operators_and_not_by_kernels_it_has
     render(compare(*sides), Console(file=out, width=80))
     assert "operators" in out.getvalue()
     assert not [line for line in out.getvalue().splitlines() if line.startswith(("kernels", "launches"))]
+
+
+def test_the_public_compare_takes_reports_and_paths_alike(tmp_path: Path) -> None:
+    before, after = made([30.0] * 3), made([20.0] * 3)
+    path = tmp_path / "before.json"
+    path.write_text(to_json(before))
+    assert advisor.compare(path, after).verdict == advisor.compare(before, after).verdict
+    assert advisor.compare(str(path), after).outcome == "faster"
 
 
 def test_names_give_way_on_a_narrow_terminal_and_figures_do_not() -> None:
