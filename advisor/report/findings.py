@@ -47,7 +47,7 @@ def _misfit(replay: Replay) -> list[Quality]:
             level="warning",
             code="baseline.misfit",
             message=f"a step of {given_ms:.3g} ms without the profiler is {side} what this trace can explain "
-            f"({given_ms / scale:.3g} ms): all savings are scaled by {scale:.2f}; see that the step time given "
+            f"({given_ms / scale:.3g} ms): all savings are scaled by {scale:.2f}; see that the time given "
             "is of the same loop on the same device",
         )
     ]
