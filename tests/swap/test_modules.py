@@ -189,6 +189,24 @@ def test_calls_unlike_those_that_were_proven_go_to_the_original(journal, call) -
     assert called.count == 0
 
 
+@pytest.mark.parametrize(
+    "transform",
+    [
+        lambda m, x: torch.func.vmap(m)(x[None]),
+        lambda m, x: torch.func.jvp(m, (x,), (x,)),
+        lambda m, x: torch.func.grad(lambda y: m(y).sum())(x),
+    ],
+    ids=["vmap", "jvp", "grad"],
+)
+def test_within_function_transforms_the_original_runs(journal, transform) -> None:
+    module, called = LlamaNorm(SIZE).requires_grad_(False), Called()
+    swapped(journal, module, called, Example((stand_in(module), torch.randn(3, SIZE))))
+    transform(module, torch.randn(3, SIZE))
+    assert called.count == 0
+    module(torch.randn(3, SIZE))
+    assert called.count == 1
+
+
 def test_a_call_under_autocast_is_another_than_one_outside(journal) -> None:
     module, called = LlamaNorm(SIZE), Called()
     swapped(journal, module, called)

@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from advisor.swap.kinds.norm import _looks_like_one, norm, recognised, rounding
+from advisor.swap.kinds.registry import Offer
 from advisor.swap.site import Example, Site
 from advisor.swap.tensors import stand_in
 from advisor.swap.verify import verify
@@ -74,7 +75,19 @@ def test_where_a_norm_rounds_is_found_at_the_dtypes_of_the_loop(module, weights,
     x = torch.randn(4, 256).bfloat16()
     formula = recognised(module, x)
     assert formula is not None
-    assert rounding(module, formula, x, Example((x,)))[1:] == (casting, result)
+    found = rounding(module, formula, x, Example((x,)))
+    assert found is not None
+    assert found[1:] == (casting, result)
+
+
+def test_a_norm_that_does_something_else_in_half_precision_is_left_alone() -> None:
+    class Clamped(LlamaNorm):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x.clamp(-2, 2) if x.dtype == torch.float16 else x)
+
+    said = norm(Clamped(SIZE), Example((torch.randn(4, SIZE).half(),)))
+    assert said == "does not round as any known norm does, on float16"
+    assert isinstance(norm(Clamped(SIZE), Example((torch.randn(4, SIZE),))), Offer)
 
 
 @pytest.mark.parametrize(

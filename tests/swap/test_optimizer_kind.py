@@ -89,7 +89,7 @@ def test_a_step_count_that_is_no_tensor_comes_back_as_what_it_was() -> None:
     with Journal() as journal:
         journal.make(fused_change("optimizer 0", optimizer))
         step(model, optimizer, 1)
-        saved = optimizer.state_dict()["state"]
+        saved = copy.deepcopy(optimizer.state_dict()["state"])
     for steps in ([s["step"] for s in saved.values()], [s["step"] for s in optimizer.state.values()]):
         assert {(type(s), s) for s in steps} == {(float, 2.0)}
 

@@ -73,7 +73,10 @@ def norm(module: nn.Module, example: Example) -> Offer | str:
     formula = recognised(module, x)
     if formula is None:
         return "computes neither LayerNorm nor RMSNorm"
-    formula, casting, dtype = rounding(module, formula, x, example)
+    rounded = rounding(module, formula, x, example)
+    if rounded is None:
+        return f"does not round as any known norm does, on {str(x.dtype).removeprefix('torch.')}"
+    formula, casting, dtype = rounded
     candidates = [_bundled(formula, casting, dtype)]
     torchs = _torchs(formula, casting, dtype)
     if torchs is not None and type(module).forward not in (nn.LayerNorm.forward, nn.RMSNorm.forward):
@@ -123,12 +126,13 @@ def _formulas(module: nn.Module, shape: tuple[int, ...]) -> Iterator[Formula]:
 
 def rounding(
     module: nn.Module, formula: Formula, x: Tensor, example: Example
-) -> tuple[Formula, str, torch.dtype]:
+) -> tuple[Formula, str, torch.dtype] | None:
     """What a module does at the dtypes of a call.
 
     Returns:
         The formula with the eps that these dtypes have, where it rounds (the kernels' ``"fp32"`` or
-        ``"llama"``), and the dtype of its result.
+        ``"llama"``), and the dtype of its result. None if it does nothing of the kind: the formula is also
+        what errors are measured against, so that it must be right.
     """
     probe = stand_in(module, torch.randn_like)
     scales = torch.tensor((1.0, 0.03, 3.0, 0.01), device=x.device).view(-1, 1, *[1] * len(formula.shape))
@@ -142,8 +146,11 @@ def rounding(
     rounds = formula.rms and not formula.bias and x.dtype != torch.float32
     castings = ("fp32", "llama") if rounds else ("fp32",)
     tried = [(replace(formula, eps=eps), c) for eps in dict.fromkeys(epsilons) for c in castings]
-    found, casting = min(tried, key=lambda one: _off(probe, one[0], one[1], rows, result))
-    return found, casting, result.dtype
+    off, (found, casting) = min(
+        ((_off(probe, formula, c, rows, result), (formula, c)) for formula, c in tried),
+        key=lambda one: one[0],
+    )
+    return (found, casting, result.dtype) if off < 2 * torch.finfo(result.dtype).eps else None
 
 
 def _off(probe: nn.Module, formula: Formula, casting: str, rows: Tensor, result: Tensor) -> float:
@@ -156,7 +163,8 @@ def _off(probe: nn.Module, formula: Formula, casting: str, rows: Tensor, result:
             )
         else:
             expected = formula.exact(stand_in(probe, lambda p: p.double()), rows.double()).to(result.dtype)
-        return float((expected.double() - result.double()).abs().mean())
+        off = (expected.double() - result.double()).abs().mean()
+        return float(off / result.double().abs().mean())
 
 
 def _parameters(formula: Formula, module: nn.Module) -> tuple[Tensor | None, Tensor | None]:
