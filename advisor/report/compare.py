@@ -166,9 +166,21 @@ def _baselines(report: Report) -> list[float]:
     return [report.summary.baseline_step_ms]
 
 
+def step_ms(report: Report) -> float | None:
+    """Step time, without the profiler where that is known; None for a trace that marks no steps."""
+    return report.summary.baseline_step_ms or _profiled_ms(report)
+
+
+def _profiled_ms(report: Report) -> float | None:
+    # Without steps the whole trace stands for one.
+    if any(remark.code == "steps.none" for remark in report.data_quality):
+        return None
+    return report.summary.step_time_ms.p50
+
+
 def _side(report: Report, basis: str) -> Side:
+    centre = report.summary.baseline_step_ms if basis == "baseline" else _profiled_ms(report)
     times = _baselines(report) if basis == "baseline" else report.summary.step_time_ms.all
-    centre = report.summary.baseline_step_ms if basis == "baseline" else report.summary.step_time_ms.p50
     return Side(
         path=report.trace.path,
         device=report.device.name,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ from typing import Any
 
 from advisor.errors import UsageError
 from advisor.report import format as fmt
-from advisor.report.compare import NOISE_FLOOR, compare
+from advisor.report.compare import NOISE_FLOOR, compare, step_ms
 from advisor.report.model import Report
 
 _TIMES_MS = {"ns": 1e-6, "us": 1e-3, "µs": 1e-3, "ms": 1.0, "s": 1e3}
@@ -35,15 +36,14 @@ class Metric:
 
 
 def _part(report: Report, name: str) -> float | None:
-    if not report.breakdown.step:
-        return None
-    return sum(part.time_ms_per_step for part in report.breakdown.step if part.name == name)
+    """A slice of the step; None where the report has none of that name."""
+    return next((part.time_ms_per_step for part in report.breakdown.step if part.name == name), None)
 
 
 METRICS: dict[str, Metric] = {
     "step_time": Metric(
         "time",
-        lambda r: r.summary.baseline_step_ms or r.summary.step_time_ms.p50,
+        step_ms,
         "lower",
         "a step, without the profiler where that is known",
     ),
@@ -68,7 +68,7 @@ METRICS: dict[str, Metric] = {
         "bytes", lambda r: r.summary.peak_memory_bytes, "lower", "high-water mark of memory"
     ),
     "communication": Metric(
-        "time", lambda r: _part(r, "communication"), "lower", "exposed collectives of a step"
+        "time", lambda r: _part(r, "exposed communication"), "lower", "exposed collectives of a step"
     ),
     "idle": Metric("time", lambda r: _part(r, "idle"), "lower", "device idle in a step"),
     "coverage": Metric(
@@ -141,11 +141,14 @@ def _change(report: Report, against: Report, text: str) -> Outcome:
         before, after, noise = compared.before.step_ms, compared.after.step_ms, compared.noise_fraction
     else:
         before, after, noise = metric.read(against), metric.read(report), NOISE_FLOOR
-    if not before or after is None:
-        side = against if not before else report
+    if before is None or after is None:
+        side = against if before is None else report
         return Outcome(text, None, f"{name} is not known from {side.trace.path}")
-    worse = (after - before) / before * (1 if metric.better == "lower" else -1)
-    how = f"{worse:.1%} worse" if worse > 0 else f"{-worse:.1%} better" if worse < 0 else "the same"
+    # From nothing, any more is worse by more than any percentage.
+    change = (after - before) / before if before else math.copysign(math.inf, after) if after else 0.0
+    worse = change * (1 if metric.better == "lower" else -1)
+    size = "" if math.isinf(worse) else f"{abs(worse):.1%} "
+    how = f"{size}worse" if worse > 0 else f"{size}better" if worse < 0 else "the same"
     told = f"{name} went from {_show(before, metric.unit)} to {_show(after, metric.unit)} ({how})"
     if worse <= allowed:
         return Outcome(text, True, f"{told}, allowed {allowed:.1%}")
