@@ -36,10 +36,10 @@ def _equal(t: Tensor) -> Tensor:
     return t[..., :1].expand_as(t).clone()
 
 
-def _one_huge(t: Tensor) -> Tensor:
+def _one_huge(t: Tensor, value: float = 100.0) -> Tensor:
     made = t.clone().contiguous()
     # Larger ones saturate a softmax, whose gradient is then all cancellation.
-    made.view(-1)[made.numel() // 2] = 100.0
+    made.view(-1)[made.numel() // 2] = value
     return made
 
 
@@ -58,10 +58,21 @@ VALUES: dict[str, Callable[[Tensor], Tensor]] = {
     "everything drawn anew": _anew,
 }
 
+_SATURATING: dict[str, Callable[[Tensor], Tensor]] = {
+    "large values": lambda t: _scaled_to(t, 2.0),
+    "one huge value": lambda t: _one_huge(t, 10.0),
+}
 
-def hard(example: Example) -> Iterator[tuple[str, Example]]:
-    """The call with other values, one set after the other; shapes, dtypes and strides stay."""
-    for name, make in VALUES.items():
+
+def hard(example: Example, *, saturates: bool = False) -> Iterator[tuple[str, Example]]:
+    """The call with other values, one set after the other; shapes, dtypes and strides stay.
+
+    Args:
+        example: the call.
+        saturates: whether it multiplies inputs and takes the softmax: values stay so small that the softmax
+            is no step function, whose gradient is nought when written out and rounding when fused.
+    """
+    for name, make in {**VALUES, **(_SATURATING if saturates else {})}.items():
         yield name, changed(example, make, parameters=make is _anew)
 
 

@@ -111,7 +111,7 @@ def _on_hard_values(site: Site, candidate: Candidate, example: Example, devices:
     few = adversaries.narrowed(example)
     if few is not example and _works(site.original, few):
         example = few
-    for name, hard in adversaries.hard(example):
+    for name, hard in adversaries.hard(example, saturates=site.kind == "attention"):
         try:
             _hold(compare(site, candidate, hard, devices, repeat=False, ill_conditioned=True))
         except Wrong as wrong:

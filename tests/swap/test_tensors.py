@@ -113,3 +113,17 @@ def test_a_call_is_narrowed_along_the_rows_that_its_inputs_share() -> None:
 def test_a_small_call_is_not_narrowed() -> None:
     example = Example((torch.randn(4, 4),))
     assert narrowed(example) is example
+
+
+def test_hard_values_of_attention_do_not_make_its_softmax_a_step() -> None:
+    # GIVEN queries, of which products with keys like them are as large as their square
+    q = torch.randn(2, 4, 64, 32)
+
+    hard_values = dict(hard(Example((q,))))
+    softer = dict(hard(Example((q,)), saturates=True))
+
+    # THEN they are scaled to what a softmax still tells apart, and the other sets stay
+    assert hard_values["large values"].args[0].square().mean().sqrt() > 50
+    assert softer["large values"].args[0].square().mean().sqrt() == pytest.approx(2.0, rel=1e-3)
+    assert softer["one huge value"].args[0].max() == 10.0
+    assert list(softer) == list(hard_values)
