@@ -49,7 +49,7 @@ class GPTBlock(nn.Module):
 class GPT(LightningModule):
     """A GPT with its loss in `training_step`, which logs."""
 
-    def __init__(self, layers=2, dropout=0.0, checkpointed=False):
+    def __init__(self, layers=1, dropout=0.0, checkpointed=False):
         super().__init__()
         self.wte, self.wpe = nn.Embedding(V, C), nn.Embedding(2 * T, C)
         self.drop = nn.Dropout(dropout)
@@ -157,7 +157,7 @@ class LlamaLayer(nn.Module):
 class Llama(nn.Module):
     """Layers and loss as model libraries have them; the mask is built from constants."""
 
-    def __init__(self, layers=2):
+    def __init__(self, layers=1):
         super().__init__()
         self.embed, self.rotary = nn.Embedding(V, C), Rotary(C // 4)
         self.layers = nn.ModuleList([LlamaLayer() for _ in range(layers)])
