@@ -6,7 +6,7 @@ import random
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -62,7 +62,9 @@ def kept_state(devices: Iterable[torch.device]) -> Iterator[None]:
     """Random numbers, grad mode, autocast, numeric and deterministic settings are after it as before it."""
     with ExitStack() as stack:
         for read, write in _flags():
-            stack.callback(_put_back, read, write, read())
+            # Those that the loop has set by torch's newer names cannot be read by the older: left alone.
+            with suppress(RuntimeError):
+                stack.callback(_put_back, read, write, read())
         for generator in generators(devices):
             stack.callback(generator.set_state, generator.get_state())
         stack.callback(random.setstate, random.getstate())

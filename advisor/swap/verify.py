@@ -7,13 +7,12 @@ off, and a floor of a few units in the last place.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from advisor.kernels.verify.judge import Error, Wrong, errors, without_tf32
+from advisor.kernels.verify.judge import Error, Wrong, errors
 from advisor.swap import adversaries
 from advisor.swap.chance import alike
 from advisor.swap.guard import kept_state, seed, unwarned
@@ -64,7 +63,7 @@ def verify(
             trial.refused = "; ".join(reasons)
             return trial
     devices = devices_of([(e.args, dict(e.kwargs)) for e in examples])
-    with kept_state(devices), unwarned(), without_tf32():
+    with kept_state(devices), unwarned():
         try:
             for one in examples:
                 _judged(site, candidate, one, devices, trial)
@@ -97,7 +96,15 @@ def _judged(
         seed(devices, _SEED)
         alike(site.original, candidate.call, example, devices)
         return
-    found = compare(site, candidate, example, devices, repeat=candidate.deterministic)
+    try:
+        found = compare(site, candidate, example, devices, repeat=candidate.deterministic)
+    except OutOfMemory:
+        # float64 takes several times the loop's memory: then fewer rows must do, once whole ones have run.
+        play(candidate.call, example)
+        few = _narrowed(site, example)
+        if few is example:
+            raise
+        found = compare(site, candidate, few, devices, repeat=candidate.deterministic)
     if not found:
         return
     worst = max(found, key=lambda error: error.share)
@@ -108,9 +115,7 @@ def _judged(
 
 def _on_hard_values(site: Site, candidate: Candidate, example: Example, devices: set[torch.device]) -> None:
     seed(devices, _SEED)
-    few = adversaries.narrowed(example)
-    if few is not example and _works(site.original, few):
-        example = few
+    example = _narrowed(site, example)
     for name, hard in adversaries.hard(example, saturates=site.kind == "attention"):
         try:
             _hold(compare(site, candidate, hard, devices, repeat=False, ill_conditioned=True))
@@ -123,12 +128,14 @@ def _on_hard_values(site: Site, candidate: Candidate, example: Example, devices:
             raise Wrong(f"output {i}: a NaN in the input shows in one result and not in the other")
 
 
-def _works(call: Callable[..., Any], example: Example) -> bool:
+def _narrowed(site: Site, example: Example) -> Example:
+    """The call with fewer rows, if the original takes them."""
+    few = adversaries.narrowed(example)
     try:
-        play(call, example)
+        play(site.original, few)
     except Exception:  # noqa: BLE001
-        return False
-    return True
+        return example
+    return few
 
 
 def _hold(found: Sequence[Error]) -> None:
@@ -185,7 +192,7 @@ def _exact(site: Site, example: Example, given: Sequence[Tensor | None]) -> Play
     try:
         return play(call, example, output_gradients=given, wide=torch.float64)
     except OutOfMemory:
-        return play(call, example, output_gradients=given, wide=torch.float32)
+        raise
     except Exception as error:
         raise Wrong(f"the original in float64, to compare with, {said(error)}") from error
 

@@ -20,6 +20,6 @@ def info(message: str) -> None:
 def warn(message: str) -> None:
     """Warn; where warnings were made errors, print."""
     try:
-        warnings.warn(SwapWarning(f"training-advisor swap: {message}"), stacklevel=3)
+        warnings.warn(SwapWarning(f"advisor: swap: {message}"), stacklevel=3)
     except Warning:
         info(f"swap: {message}")

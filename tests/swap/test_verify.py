@@ -1,5 +1,9 @@
 """A candidate that is wrong in any way is refused, and named; one that is right is not."""
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -8,6 +12,8 @@ from advisor.swap.site import Candidate, Example, Site
 from advisor.swap.verify import verify
 from tests.swap import planted
 from tests.swap.planted import candidate, random_site, site
+
+ROOT = Path(__file__).parents[2]
 
 
 def refusal(made: Site, **options) -> str:
@@ -238,3 +244,44 @@ def test_hard_values_are_tried_on_all_rows_where_the_original_does_not_take_fewe
     made = site(candidate(original), shape=(2**16, 8))
     made.original = original
     assert verify(made, made.candidates[0]).refused == ""
+
+
+def test_where_float64_of_all_rows_does_not_fit_fewer_must_do() -> None:
+    def hungry(module: nn.Module, x: Tensor) -> Tensor:
+        if x.dtype == torch.float64 and x.shape[0] > 2**15:
+            raise torch.OutOfMemoryError("out of memory")
+        return planted.SlowNorm.forward(module, x)
+
+    for call, words in ((planted.SlowNorm.forward, ""), (planted.wrong_value, "output 0")):
+        made = site(candidate(call), shape=(2**16, 8))
+        made.original = hungry
+        trial = verify(made, made.candidates[0])
+        assert words in trial.refused
+        assert trial.error is not None
+
+
+def test_a_loop_that_sets_tf32_by_torchs_newer_names_can_be_tried_and_is_left_so() -> None:
+    code = (
+        "import torch\n"
+        "from tests.swap.planted import right, site\n"
+        "from advisor.swap.verify import verify\n"
+        "set_to = getattr(torch.backends.cuda.matmul, 'fp32_precision', None)\n"
+        "if set_to is not None: torch.backends.cuda.matmul.fp32_precision = 'tf32'\n"
+        "made = site(right)\n"
+        "assert verify(made, made.candidates[0]).refused == ''\n"
+        "assert set_to is None or torch.backends.cuda.matmul.fp32_precision == 'tf32'\n"
+        "print('tried')"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert run.stdout == "tried\n", run.stderr
+
+
+def test_a_precision_of_products_that_the_loop_has_set_can_still_be_read() -> None:
+    before = torch.get_float32_matmul_precision()
+    try:
+        torch.set_float32_matmul_precision("medium")
+        made = site(planted.right)
+        assert verify(made, made.candidates[0]).refused == ""
+        assert torch.get_float32_matmul_precision() == "medium"
+    finally:
+        torch.set_float32_matmul_precision(before)
