@@ -211,7 +211,8 @@ def _sdpa(
 
         with sdpa_kernel(getattr(SDPBackend, backend)):
             y = call(q, k, v, mask, dropout_p, causal, scale=scale, **more)
-    return _back(y, orders[3], dtype, batch)
+    # Written out, the product is laid out by itself; here it is laid out as the queries are.
+    return _back(y.contiguous(), orders[3], dtype, batch)
 
 
 def _sdpa_reasons(q: Tensor, *rest: Tensor, grouped: int, **settings: Any) -> Sequence[str]:

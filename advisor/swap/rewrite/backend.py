@@ -226,7 +226,7 @@ class Traced:
         #: Whether the graph changes what it is given, so that it cannot be run twice.
         self._writes = False
         self.levels = self._read(inputs)
-        self._plain = checkpointing.run_eagerly(copy_of(gm)[0]) if rewriter.inner is None else None
+        self._plain = checkpointing.run_eagerly(copy_of(gm)[0])
         self._version = -1
         self._rewritten: Callable[..., Any] | None = None
         self._proofs: list[Proof] = []
@@ -239,10 +239,10 @@ class Traced:
         if rewriter.collecting:
             return self._collect(args)
         if self._compiled is not None:
-            return self._compiled(*args)
+            stands = all(p.stands(args) for p in self._proofs)
+            return self._compiled(*args) if stands else self._plain(*args)
         if self._version != rewriter.version:
             self._rewrite()
-        assert self._plain is not None
         if self._rewritten is None or not all(p.stands(args) for p in self._proofs):
             return self._plain(*args)
         try:
@@ -368,8 +368,6 @@ class Traced:
         inner = self._rewriter.inner
         compile_it: Any = lookup_backend(inner) if isinstance(inner, str) else inner
         chosen = self.chosen()
-        # A changed buffer cannot be told within a compiled graph, so what hangs on one is left.
-        chosen = [c for c in chosen if not c[1].match.proofs]
         return compile_it(self._edited(chosen) if chosen else self._gm, list(inputs))
 
 

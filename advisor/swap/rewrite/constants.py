@@ -163,6 +163,8 @@ class Constants:
 def kept_by_module(placeholder: Node) -> bool:
     """Whether a placeholder stands for a tensor that a module holds, rather than for data of the step."""
     source = getattr(placeholder, "_dynamo_source", None)
+    if source is None:
+        source = getattr(placeholder.meta.get("grapharg"), "source", None)
     while source is not None:
         if any("NNModuleSource" in kind.__name__ for kind in type(source).__mro__):
             return True

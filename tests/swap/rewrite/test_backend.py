@@ -360,6 +360,20 @@ def test_the_rewritten_graph_is_handed_on_to_another_backend():
     torch.testing.assert_close(grads["weight"], expected[1]["weight"])
 
 
+def test_a_mask_that_changes_is_noticed_before_another_backends_code_too():
+    model, x = Block(), torch.randn(2, 8, 8)
+    rewrite = under(model, inner="aot_eager")
+    assert decided(rewrite, lambda: model(x)) == {"attention": 1}
+    causal = model(x)
+
+    model.mask.fill_(1.0)
+    seen = model(x)
+
+    rewrite.toggle(False)
+    torch.testing.assert_close(seen, model(x))
+    assert not torch.allclose(seen, causal)
+
+
 def test_the_other_backend_sees_the_replacements():
     seen = []
 

@@ -3,6 +3,8 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tests.swap.rewrite.support import found_in, misses, names, one, rand, replacement_equals_original
 
@@ -273,3 +275,35 @@ NOT_ACTIVATED = {
 @pytest.mark.parametrize("fn", NOT_ACTIVATED.values(), ids=NOT_ACTIVATED.keys())
 def test_what_stands_between_keeps_them_apart(fn):
     misses("bias_act_norm", fn, rand(N, C), rand(C), rand(C), rand(C))
+
+
+SQUARES = (lambda x: x * x, lambda x: x.pow(2), lambda x: x**2, torch.square)
+MEANS = (
+    lambda s: s.mean(-1, keepdim=True),
+    lambda s: torch.mean(s, dim=2, keepdim=True),
+    lambda s: s.sum(-1, keepdim=True) / C,
+    lambda s: s.sum(dim=[-1], keepdim=True) * (1 / C),
+)
+ROOTS = (
+    lambda x, m: x * torch.rsqrt(m),
+    lambda x, m: x / m.sqrt(),
+    lambda x, m: m**-0.5 * x,
+    lambda x, m: x * (1.0 / torch.sqrt(m)),
+    lambda x, m: x / torch.pow(m, 0.5),
+)
+WEIGHTS = (lambda y, w: y * w, lambda y, w: w * y, lambda y, w: y, lambda y, w: y * (w + 1))
+CENTRES = (lambda x: x, lambda x: x - x.mean(-1, keepdim=True), lambda x: x - x.sum(-1, True) / C)
+
+
+@settings(max_examples=12)
+@given(*(st.integers(0, n - 1) for n in (4, 4, 5, 4, 3)), st.booleans())
+def test_any_combination_of_spellings_is_found(square, mean, root, weight, centre, eps_first):
+    def fn(x, w):
+        x = CENTRES[centre](x)
+        moment = MEANS[mean](SQUARES[square](x))
+        return WEIGHTS[weight](ROOTS[root](x, EPS + moment if eps_first else moment + EPS), w)
+
+    found = replacement_equals_original("norm", fn, *xw(), only="torch")
+
+    assert found.match.attributes["rms"] is (centre == 0)
+    assert found.match.attributes["offset"] == (1.0 if weight == 3 else 0.0)
