@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from advisor.advice.replay import Replay
 from advisor.errors import InputError, MissingExtraError
 from advisor.report.hta_basis import UNITS, on_hta_basis
 from advisor.report.model import CrossCheck, Quality, Report
@@ -24,6 +25,7 @@ _SECONDS_PER_EVENT = 1e-3
 _SECONDS_AT_LEAST = 120.0
 _FAILURES_SHOWN = 4
 _GZIP = b"\x1f\x8b"
+_PATH = "critical path of step"
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +80,8 @@ def add_hta(report: Report, analysis: Analysis, *, timeout_s: float | None = Non
         theirs = {line["figure"]: (line["unit"], line["value"]) for line in own if "figure" in line}
         failures += [f"{file.label}{line['section']}: {line['error']}" for line in own if "error" in line]
         if theirs:
-            report.cross_checks += _cross_checks(file, theirs)
+            path = _path(analysis, theirs) if file.timeline is not None else {}
+            report.cross_checks += _cross_checks(file, theirs, path)
     if failure:
         failures.append(failure)
     if failures:
@@ -125,9 +128,31 @@ def _critical_path_step(analysis: Analysis) -> int | None:
     return int(steps.number[steady][0])
 
 
-def _cross_checks(file: _File, theirs: dict[str, tuple[str, float]]) -> list[CrossCheck]:
-    """Rows of one file: the figures both have, then those of HTA alone."""
-    ours = _ours(file)
+def _path(analysis: Analysis, theirs: dict[str, tuple[str, float]]) -> dict[str, float | None]:
+    """Our figures in the place of HTA's critical path: of a step as profiled, in the steady state.
+
+    HTA takes one step with its own start and end, so the two need not be equal.
+    """
+    whole = next((name for name in theirs if name.startswith(_PATH) and ":" not in name), None)
+    if whole is None:
+        return {}
+    found = Replay(analysis).critical_path(profiled=True)
+    if not found.step_ns:
+        return {}
+    parts = {
+        "host work": found.host_ns,
+        "compute kernels": found.compute_ns,
+        "communication": found.communication_ns,
+    }
+    shares = {f"{whole}: {part}": 100 * ns / found.step_ns for part, ns in parts.items()}
+    return {whole: found.step_ns / 1e6, **{name: share for name, share in shares.items() if name in theirs}}
+
+
+def _cross_checks(
+    file: _File, theirs: dict[str, tuple[str, float]], path: dict[str, float | None]
+) -> list[CrossCheck]:
+    """Rows of one file: the figures both have, then those of HTA alone; `path` holds ours of those."""
+    ours = _ours(file) | path
     shared = [name for name in UNITS if ours.get(name) is not None or name in theirs]
     return [
         CrossCheck(
