@@ -137,7 +137,8 @@ def _bundled(
         softcap=softcap,
         dropout_p=dropout_p,
     )
-    return _back(y, orders[3], dtype, batch)
+    # Written out, the product is laid out by itself; here it is laid out as the queries are.
+    return _back(y.contiguous(), orders[3], dtype, batch)
 
 
 def _inputs(
@@ -211,7 +212,6 @@ def _sdpa(
 
         with sdpa_kernel(getattr(SDPBackend, backend)):
             y = call(q, k, v, mask, dropout_p, causal, scale=scale, **more)
-    # Written out, the product is laid out by itself; here it is laid out as the queries are.
     return _back(y.contiguous(), orders[3], dtype, batch)
 
 
