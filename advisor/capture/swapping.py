@@ -207,10 +207,10 @@ class Swapping(Idle):
     def _decision(self, found: list[Any]) -> Order:
         if not found:
             return Order(go=False, why="the step has nothing that a faster kernel is known for")
-        count = counted(len(found))
-        self._say(f"trying {count} between two steps (at most 10 s)")
+        self._say(f"trying {counted(len(found))} between two steps (at most 10 s)")
         self._sites = swap_sites(self._engine.decide(swapping_told.progress))
         swapping_told.progress_over()
+        count = counted(len(self._sites))  # with those within larger ones that were refused
         better = sum(site.chosen is not None for site in self._sites)
         if not better:
             return Order(go=False, why=f"none of {count} has a candidate that is right and faster")
