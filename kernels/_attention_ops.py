@@ -13,6 +13,7 @@ from ._device import sm_count
 from ._launch import cdiv, next_power_of_2
 from ._ops import operator
 from ._random import keep_threshold
+from ._tf32 import tf32_allowed
 
 try:
     from triton.tools.tensor_descriptor import TensorDescriptor
@@ -72,7 +73,7 @@ def _options(
     right: int,
     lower_right: bool,
 ) -> dict[str, Any]:
-    tf32 = q.dtype == torch.float32 and torch.backends.cuda.matmul.allow_tf32
+    tf32 = q.dtype == torch.float32 and tf32_allowed()
     keep = keep_threshold(dropout)
     return {
         "DIM": q.shape[3],

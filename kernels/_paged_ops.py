@@ -10,6 +10,7 @@ from ._device import device_reasons, guard, refuse, sm_count
 from ._launch import LaunchTable, cdiv, next_power_of_2
 from ._ops import NAMESPACE, operator
 from ._paged_kernels import cache_write_kernel, paged_attention_kernel, paged_combine_kernel
+from ._tf32 import tf32_allowed
 
 #: By the head dimension, padded to a power of two. The loads of block numbers take half of the pipeline's
 #: stages, so that 5 hold two tiles of keys and values. `per_sm` programs fit on a multiprocessor.
@@ -149,7 +150,7 @@ def paged_attention_op(
         parts = q.new_empty((batch, n_queries, heads, splits, dim), dtype=torch.float32)
         stats = q.new_empty((batch, n_queries, heads, splits, 2), dtype=torch.float32)
     cut = {"WINDOW": left >= 0, "BLOCK_N": params.pop("BLOCK_N"), "LEAST": _LEAST_TILES}
-    tf32 = fp32 and torch.backends.cuda.matmul.allow_tf32
+    tf32 = fp32 and tf32_allowed()
     paged_attention_kernel[(programs * splits,)](
         q, k_cache, v_cache, block_table, context_lens, slopes, k_scale, v_scale, parts, stats,
         *q.stride()[:3], *k_cache.stride()[:3], *v_cache.stride()[:3], block_table.stride(0),

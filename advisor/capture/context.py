@@ -56,14 +56,22 @@ def torch_context(device: torch.device) -> dict[str, Any]:
         },
         "device": device_context(device),
         "flags": {
-            "allow_tf32_matmul": known(lambda: bool(torch.backends.cuda.matmul.allow_tf32)),
-            "allow_tf32_cudnn": known(lambda: bool(torch.backends.cudnn.allow_tf32)),
+            "allow_tf32_matmul": known(lambda: _tf32(torch.backends.cuda.matmul)),
+            "allow_tf32_cudnn": known(
+                lambda: _tf32(torch.backends.cudnn, getattr(torch.backends.cudnn, "conv", None))
+            ),
             "cudnn_benchmark": known(lambda: bool(torch.backends.cudnn.benchmark)),
             "cudnn_deterministic": known(lambda: bool(torch.backends.cudnn.deterministic)),
             "deterministic_algorithms": known(torch.are_deterministic_algorithms_enabled),
             "float32_matmul_precision": known(torch.get_float32_matmul_precision),
         },
     }
+
+
+def _tf32(backend: Any, newer: Any = None) -> bool:
+    """Whether a backend may use TF32; reading its older flag raises where the newer one was set."""
+    precision = getattr(newer if newer is not None else backend, "fp32_precision", None)
+    return bool(backend.allow_tf32) if precision is None else precision == "tf32"
 
 
 def device_context(device: torch.device) -> dict[str, Any]:

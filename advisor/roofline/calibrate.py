@@ -100,7 +100,8 @@ def _plain(dtype: torch.dtype) -> Callable[[int], Callable[[], Any]]:
 
 def _fp32(*, tf32: bool) -> Callable[[int], Callable[[], Any]]:
     def prepare(n: int) -> Callable[[], Any]:
-        torch.backends.cuda.matmul.allow_tf32 = tf32
+        name, on, off = _tf32_flag()
+        setattr(torch.backends.cuda.matmul, name, on if tf32 else off)
         return _plain(torch.float32)(n)
 
     return prepare
@@ -223,8 +224,16 @@ def _median_s(run: Callable[[], Any], runs: int = _RUNS) -> float:
 @contextmanager
 def _tf32_restored() -> Iterator[None]:
     """Leaves the process's TF32 switch as it was."""
-    was = torch.backends.cuda.matmul.allow_tf32
+    name, _, _ = _tf32_flag()
+    was = getattr(torch.backends.cuda.matmul, name)
     try:
         yield
     finally:
-        torch.backends.cuda.matmul.allow_tf32 = was
+        setattr(torch.backends.cuda.matmul, name, was)
+
+
+def _tf32_flag() -> tuple[str, Any, Any]:
+    """Name of the flag and its values for on and off; from PyTorch 2.9 on the older name may raise."""
+    if hasattr(torch.backends.cuda.matmul, "fp32_precision"):
+        return "fp32_precision", "tf32", "ieee"
+    return "allow_tf32", True, False

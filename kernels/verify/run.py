@@ -13,7 +13,8 @@ import torch
 
 from .. import _triton
 from .._family import families
-from .judge import Wrong, judge, poisoned_memory, without_tf32
+from .._tf32 import without_tf32
+from .judge import Wrong, judge, poisoned_memory
 from .probe import DTYPES, Probe
 
 

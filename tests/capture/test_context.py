@@ -124,3 +124,16 @@ def test_a_device_that_is_not_there_is_named_by_its_type_alone():
 )
 def test_the_driver_version_is_found_for_either_kernel_module(text, version):
     assert nvidia_driver(text) == version
+
+
+@pytest.mark.skipif(
+    not hasattr(torch.backends.cuda.matmul, "fp32_precision"), reason="this PyTorch has one flag for TF32"
+)
+@pytest.mark.parametrize(("precision", "allowed"), [("tf32", True), ("ieee", False)])
+def test_tf32_is_told_where_it_was_set_by_its_newer_name(precision: str, allowed: bool) -> None:
+    before = torch.backends.cuda.matmul.fp32_precision
+    try:
+        torch.backends.cuda.matmul.fp32_precision = precision
+        assert torch_context(torch.device("cpu"))["flags"]["allow_tf32_matmul"] is allowed
+    finally:
+        torch.backends.cuda.matmul.fp32_precision = before

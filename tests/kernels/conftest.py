@@ -26,7 +26,8 @@ except ImportError:
     sys.modules.pop("advisor.kernels", None)
 
 from advisor.kernels._triton import INTERPRETED, available
-from advisor.kernels.verify.judge import poisoned_memory, without_tf32
+from advisor.kernels._tf32 import without_tf32
+from advisor.kernels.verify.judge import poisoned_memory
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=[pytest.mark.gpu])])
