@@ -118,6 +118,7 @@ def dtype(loop: Loop) -> Iterator[Finding]:
         edits.append(
             Insert(wide, Estimate.around(3 * payload / (0.7 * bandwidth) * 1e9, worse=1.5, better=0.7))
         )
+    to = "bf16" if loop.device.peak("tensor_bf16") else "fp16"
     yield Finding(
         title=f"{size(payload.sum() / loop.steps)} of gradients are reduced in fp32 a step, "
         f"exposed for {duration(bare_ns)}",
@@ -128,9 +129,12 @@ def dtype(loop: Loop) -> Iterator[Finding]:
         ],
         edits=edits,
         fix="from torch.distributed.algorithms.ddp_comm_hooks import default_hooks\n"
-        "Trainer(strategy=DDPStrategy(ddp_comm_hook=default_hooks.bf16_compress_hook))",
-        fix_torch="model.register_comm_hook(None, default_hooks.bf16_compress_hook)",
-        risk="gradients are summed in bf16: 8 bits of precision, less with many ranks",
+        f"Trainer(strategy=DDPStrategy(ddp_comm_hook=default_hooks.{to}_compress_hook))",
+        fix_torch="from torch.distributed.algorithms.ddp_comm_hooks import default_hooks\n"
+        f"model.register_comm_hook(None, default_hooks.{to}_compress_hook)",
+        risk="gradients are summed in bf16: 8 bits of precision, less with many ranks"
+        if to == "bf16"
+        else "gradients are summed in fp16, which overflows beyond 65504",
         confidence="modelled" if known.any() else "heuristic",
     )
 

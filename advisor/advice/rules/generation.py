@@ -103,6 +103,7 @@ def batching(loop: Loop) -> Iterator[Finding]:
         return
     ridge = loop.device.ridge("tensor_bf16") or loop.device.ridge("tensor_fp16")
     batch = loop.setting("loader", "batch_size")
+    was = "not recorded" if batch is None else repr(batch)
     number = sum(len(one.m) for one in products)
     limit = [f"up to about {ridge:,.0f} rows the time is that of reading the weights"] if ridge else []
     yield Finding(
@@ -113,7 +114,7 @@ def batching(loop: Loop) -> Iterator[Finding]:
             *limit,
         ],
         edits=[],
-        fix=f"DataLoader(prompts, batch_size=32)      # was {'not recorded' if batch is None else repr(batch)}\n"
+        fix=f"DataLoader(prompts, batch_size=32)      # was {was}\n"
         "# model.generate(batch, ...) with left padding and a mask; or continuous batching in a server",
         risk="each token comes no sooner; the keys and values of all sequences need memory",
         confidence="modelled",

@@ -22,6 +22,9 @@ from advisor.roofline.costs import roles
 _REACHABLE = 0.7
 _HOPED = (0.0, 0.2, 0.8)
 _MIN_SHARE = 0.02
+_EAGER_FIX = "model.compile()  # replaces generic elementwise and reduction kernels\n"
+_COMPILED_FIX = 'model.compile(mode="max-autotune-no-cudagraphs")  # other tilings; is compiled already\n'
+_LIBRARIES_FIX = "# for products and convolutions: newer libraries, or torch.backends.cudnn.benchmark = True"
 _ELSEWHERE = ("optimizer", "communication", "memory", "loss", "attention")
 
 
@@ -67,8 +70,7 @@ def inefficient(loop: Loop) -> Iterator[Finding]:
             *module_line(loop, rows.tolist()),
         ],
         edits=[Retime(rows, Estimate(*(now - part * headroom for part in _HOPED)))],
-        fix="model = torch.compile(model)  # replaces generic elementwise and reduction kernels\n"
-        "# for products and convolutions: torch.backends.cudnn.benchmark = True, or newer CUDA libraries",
+        fix=(_COMPILED_FIX if loop.kernels_named(r"^triton_").any() else _EAGER_FIX) + _LIBRARIES_FIX,
         confidence="heuristic",
     )
 

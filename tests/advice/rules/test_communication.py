@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from tests.advice.rules.steps import Step, applies, audit, loop_of, saving, training
+from tests.trace.builder import Builder
 
 SIDE, REDUCE = 20, "ncclDevKernel_AllReduce"
 #: Of the link: NVLink of an H100, in one direction.
@@ -94,6 +95,16 @@ def test_fp32_gradients_of_bf16_training_are_halved():
     assert float(found.edits[0].dur_ns.likely[0]) == pytest.approx(1_500_000 - transfer / 2, rel=0.01)
     # THEN at worst the hook's casts cost more than it saves
     assert saving(found, loop).low_ns < 0 < saving(found, loop).likely_ns
+
+
+def test_gradients_cross_in_fp16_where_the_device_has_no_bf16():
+    volta = Builder(device="Tesla V100-SXM2-32GB")
+    loop = loop_of(distributed(dur=1_500), step_us=2_500, builder=volta, **{**MODEL, "precision": "16-mixed"})
+
+    (found,) = audit("communication.dtype", loop)
+
+    assert "fp16_compress_hook" in found.fix
+    assert "bf16" not in found.fix_torch
 
 
 def test_sixteen_bit_messages_pass():

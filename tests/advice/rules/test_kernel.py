@@ -34,3 +34,14 @@ def test_unaligned_product_is_left_to_the_rule_that_explains_it():
 def test_chain_is_left_to_the_rule_that_explains_it():
     slow = [op("aten::mul", (X, []), kernels=[("elementwise_kernel", 300)]) for _ in range(2)]
     assert ask("kernel.inefficient", PRODUCT, *slow).passed == ["kernel.inefficient"]
+
+
+def test_a_loop_that_is_compiled_is_not_told_to_compile():
+    slow = op("aten::sum", ([8192, 3072], [], [], []), kernels=[("reduce_kernel", 400)])
+    compiled = op("triton_poi_fused_gelu_0", ([8192, 3072],) * 2, kernels=[("triton_poi_fused_gelu_0", 30)])
+
+    (eager,) = ask("kernel.inefficient", slow).advice
+    (again,) = ask("kernel.inefficient", slow, compiled).advice
+
+    assert eager.finding.fix.startswith("model.compile()")
+    assert "is compiled already" in again.finding.fix
