@@ -1,7 +1,6 @@
 """The judge of results that are a few numbers."""
 
 import torch
-
 from advisor.kernels.verify.judge import errors
 
 

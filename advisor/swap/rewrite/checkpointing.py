@@ -37,7 +37,7 @@ def needs_compiler(gm: GraphModule) -> str:
     for node in gm.graph.nodes:
         if is_higher_order(node) and function_name(node.target) not in _HARMLESS:
             return function_name(node.target)
-    return ""
+    return next((name for _, _, body in bodies(gm) if (name := needs_compiler(body))), "")
 
 
 def bodies(gm: GraphModule) -> Iterator[tuple[Node, Node, GraphModule]]:

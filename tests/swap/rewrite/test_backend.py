@@ -446,3 +446,61 @@ def test_user_code_that_writes_in_place_is_carried_out_once():
     model(torch.randn(3, 8), torch.randn(8))
 
     assert model.steps.item() == before + 1
+
+
+def test_a_function_with_a_backward_of_its_own_keeps_it():
+    class Doubled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 1.0
+
+        @staticmethod
+        def backward(ctx, g):
+            return g * 2.0
+
+    class Custom(Normed):
+        def forward(self, x):
+            return super().forward(Doubled.apply(x * self.weight))
+
+    model, x = Custom(), torch.randn(4, 8)
+    expected = gradients(model, lambda: model(x))
+    rewrite = under(model)
+
+    assert decided(rewrite, lambda: model(x)) == {"norm": 1}
+    loss, grads = gradients(model, lambda: model(x))
+    torch.testing.assert_close(loss, expected[0])
+    torch.testing.assert_close(grads["weight"], expected[1]["weight"])
+
+
+def test_reentrant_checkpoints_stay_what_they_are():
+    class Reentrant(Normed):
+        def forward(self, x):
+            return torch.utils.checkpoint.checkpoint(super().forward, x * self.weight, use_reentrant=True)
+
+    model, x = Reentrant(), torch.randn(4, 8)
+    expected = gradients(model, lambda: model(x))
+    rewrite = under(model)
+    decided(rewrite, lambda: model(x))
+    loss, grads = gradients(model, lambda: model(x))
+
+    torch.testing.assert_close(loss, expected[0])
+    torch.testing.assert_close(grads["weight"], expected[1]["weight"])
+
+
+def test_a_step_that_calls_backward_itself():
+    # As manual optimization does.
+    class Manual(Normed):
+        def forward(self, x):
+            loss = super().forward(x)
+            loss.backward()
+            return loss.detach()
+
+    model, x = Manual(), torch.randn(4, 8)
+    model(x)
+    expected = model.weight.grad.clone()
+    rewrite = under(model)
+    assert decided(rewrite, lambda: model(x)) == {"norm": 1}
+    model.weight.grad = None
+    model(x)
+
+    torch.testing.assert_close(model.weight.grad, expected)
