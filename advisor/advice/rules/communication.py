@@ -55,6 +55,9 @@ def exposed(loop: Loop) -> Iterator[Finding]:
     if loop.share(bare_ns) < 0.05 and loop.share(copied_ns) < _WORTH:
         return
     moving = []
+    spared: list[Edit] = [Remove(copies)] if len(copies) else []
+    if loop.hides(spared):
+        spared = []
     if len(copies):
         kernels = count(len(copies) / loop.steps, "kernel")
         moving = [f"{kernels} a step copy gradients back from the buckets: {duration(copied_ns)}"]
@@ -65,7 +68,7 @@ def exposed(loop: Loop) -> Iterator[Finding]:
             *_kinds(loop, rows, bare),
             *moving,
         ],
-        edits=[Remove(copies)] if len(copies) else [],
+        edits=spared,
         fix="Trainer(strategy=DDPStrategy(gradient_as_bucket_view=True, static_graph=True, bucket_cap_mb=50))"
         f"   # was {one_line(loop.setting('strategy') or 'DDP')}\n"
         "# with accumulate_grad_batches=n gradients are reduced every n-th batch only",
@@ -73,7 +76,7 @@ def exposed(loop: Loop) -> Iterator[Finding]:
         "    model, gradient_as_bucket_view=True, static_graph=True, bucket_cap_mb=50\n)",
         risk="static_graph wants the same parameters in each step; gradients must not be detached in place",
         confidence="modelled",
-        note="" if len(copies) else "what other bucket sizes would hide is not told",
+        note="" if spared else "what other bucket sizes would hide is not told",
     )
 
 

@@ -76,6 +76,17 @@ def test_copies_into_the_buckets_stay_where_gradients_are_dropped():
     assert len(found.edits[0].rows) == loop.steps
 
 
+def test_exposed_collectives_are_told_though_sparing_the_copies_gains_nothing():
+    # GIVEN one copy of 30 µs after a collective of 20 ms
+    loop = loop_of(distributed(dur=20_000, copies=1), step_us=21_000, **MODEL)
+
+    (found,) = audit("communication.exposed", loop)
+
+    assert found.edits == []
+    assert "not told" in found.note
+    assert any("copy gradients back" in line for line in found.evidence)
+
+
 def test_an_all_reduce_beside_computation_is_hidden():
     assert audit("communication.exposed", loop_of(distributed(hidden=True), **MODEL)) == []
 
