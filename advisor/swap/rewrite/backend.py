@@ -66,9 +66,10 @@ class Rewriter:
     """A backend for `torch.compile`, and what was decided about the sites in what it is given.
 
     Args:
-        inner: the backend that graphs are handed on to; None runs them as they are. memory_bytes: that the
-        copies of sites' inputs may take. max_recompiles: traces of one piece of code, because shapes or
-        flags changed, after which `failure` is set.
+        inner: the backend that graphs are handed on to; None runs them as they are.
+        memory_bytes: that the copies of sites' inputs may take.
+        max_recompiles: traces of one piece of code, because shapes or flags changed, after which `failure`
+            is set.
     """
 
     def __init__(
@@ -148,11 +149,6 @@ class Rewriter:
         self.version += 1
         return self.active()
 
-    def undecide(self, site: Site) -> None:
-        """Leave a site alone from now on, whatever was decided."""
-        key = self._sites[site]
-        self.decide_by_key([(key, None)])
-
     def active(self) -> int:
         """How many places are replaced."""
         return sum(len(graph.chosen()) for graph in self.graphs)
@@ -165,11 +161,16 @@ class Rewriter:
         """What stands in for a match; None for nothing."""
         if key.exact in self._decided:
             return _counterpart(found, self._decided[key.exact])
+        if key.exact in self._gathered:
+            # It has an example of its own, and waits for a decision of its own.
+            return None
         return _serving(found, self._loose.get(key.loose))
 
     def decided(self, key: Key) -> bool:
         """Whether a match of this key has been decided upon, if at another size."""
-        return key.exact in self._decided or key.loose in self._loose
+        if key.exact in self._decided:
+            return True
+        return key.loose in self._loose and key.exact not in self._gathered
 
     def keep(self, key: Key, example: Example) -> None:
         """Take in an example of a site."""

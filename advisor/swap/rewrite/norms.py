@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from .facts import Facts, fake, same_value, sole_user
+from .facts import Facts, same_value, sole_user
 from .ops import is_op, read
 from .parts import (
     factors,
@@ -232,10 +232,3 @@ def _bias(user: Node, node: Node, facts: Facts) -> Node | None:
         return None
     other = pair[1] if pair[0] is node else pair[0]
     return uncast(other) if other is not node and is_row_vector(other, node, facts) else None
-
-
-def value_dtype(node: Node) -> torch.dtype:
-    """The dtype of a node that is known to be a tensor."""
-    value = fake(node)
-    assert value is not None
-    return value.dtype

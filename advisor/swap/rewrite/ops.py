@@ -7,6 +7,7 @@ that it does not know have no name, and no pattern looks through them.
 
 from __future__ import annotations
 
+import ast
 import operator
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -149,7 +150,7 @@ def _parameters(text: str) -> list[tuple[str, Any]]:
     found = []
     for word in text.split():
         name, _, default = word.partition("=")
-        found.append((name, eval(default, {}) if default else _REQUIRED))
+        found.append((name, ast.literal_eval(default) if default else _REQUIRED))
     return found
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from .facts import Facts, fake, through
+from .facts import Facts, through
 from .ops import Call, is_op, read
 from .parts import is_float, scaled, terms, uncast
 
@@ -415,11 +415,6 @@ def _einsum_product(call: Call, facts: Facts) -> Product | None:
         tuple(first.index(c) for c in (*batch, query, dim)),
         tuple(second.index(c) for c in (*batch, key, dim)),
     )
-
-
-def shapes_of(*nodes: Node) -> list[tuple[Any, ...]]:
-    """Of nodes that are tensors."""
-    return [tuple(value.shape) for value in map(fake, nodes) if value is not None]
 
 
 def unrepeated(node: Node, order: tuple[int, ...], facts: Facts) -> tuple[Node, int] | None:

@@ -155,6 +155,31 @@ def test_decisions_hold_for_a_batch_of_another_size():
     trains_alike(model, rewrite, lambda: model.training_step(other, 0))
 
 
+def test_sites_of_several_sizes_in_one_step_are_decided_each_for_itself():
+    # GIVEN the same formula at two sizes
+    class Two(nn.Module):
+        def forward(self, q, k, v):
+            whole = (q @ k.mT).softmax(-1) @ v
+            q, k, v = (x[:, :, ::2].contiguous() for x in (q, k, v))
+            return whole.sum() + ((q @ k.mT).softmax(-1) @ v).sum()
+
+    model, x = Two(), [torch.randn(1, 2, 8, 4) for _ in range(3)]
+    rewrite = under(model)
+    with rewrite.collecting():
+        model(*x)
+    sites = sorted(rewrite.sites(), key=lambda s: s.examples[0].args[0].shape[2])
+    assert [s.examples[0].args[0].shape[2] for s in sites] == [4, 8]
+
+    # WHEN one is decided before the other
+    rewrite.decide([Outcome(sites[1], sites[1].candidates[1], "")])
+
+    # THEN the other waits, and may be refused
+    (left,) = rewrite.sites()
+    assert left.examples[0].args[0].shape[2] == 4
+    assert rewrite.rewriter.active() == 1
+    assert rewrite.decide([Outcome(left, None, "")]) == 1
+
+
 def test_decisions_carry_over_to_another_process_by_key():
     # GIVEN what one process decided, and another that traced the same step without deciding
     model, data = GPT(), batch()
