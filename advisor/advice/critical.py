@@ -10,11 +10,10 @@ from advisor.advice.change import Change
 from advisor.advice.debias import Speed
 from advisor.advice.play import period_ns
 from advisor.advice.tape import tape_of
-from advisor.roofline.launch_class import COLLECTIVE, HOST_COPY, OTHER_COPY, PAGEABLE_COPY, PEER_COPY
+from advisor.roofline.launch_class import COLLECTIVE, LINK_COPIES
 
 #: So much shorter a part is made to see what of it the step feels; small, lest another path becomes critical.
 _LITTLE = 1e-3
-_LINK_COPIES = (HOST_COPY, PAGEABLE_COPY, PEER_COPY, OTHER_COPY)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +82,7 @@ def critical_path(change: Change, speed: Speed) -> CriticalPath:
         )
         return max(whole - period_ns(played), 0.0) / _LITTLE / len(graph.windows)
 
-    copies, collectives = np.isin(classes, _LINK_COPIES), classes == COLLECTIVE
+    copies, collectives = np.isin(classes, LINK_COPIES), classes == COLLECTIVE
     found = {
         "host_ns": felt(host=1.0 - _LITTLE),
         "compute_ns": felt(~copies & ~collectives),

@@ -12,6 +12,7 @@ import numpy as np
 
 from advisor.advice.window import Windows
 from advisor.trace.events import Trace
+from advisor.trace.intervals import covered_before
 from advisor.trace.nesting import Nesting
 
 #: A gap longer than this many typical ones is more than the Python around the operator that follows.
@@ -54,16 +55,8 @@ class HostWork:
 
     def covered(self, start_ns: np.ndarray, end_ns: np.ndarray) -> np.ndarray:
         """Share of each piece that disjoint sorted intervals cover; float (pieces,)."""
-        if not len(start_ns):
-            return np.zeros(len(self))
-
-        def before(time: np.ndarray) -> np.ndarray:
-            index = np.searchsorted(start_ns, time, side="right") - 1
-            length = np.concatenate([[0], np.cumsum(end_ns - start_ns)])
-            inside = np.minimum(time, end_ns[np.maximum(index, 0)]) - start_ns[np.maximum(index, 0)]
-            return np.where(index >= 0, length[np.maximum(index, 0)] + inside, 0)
-
-        share = before(self.start_ns + self.dur_ns) - before(self.start_ns)
+        ends = self.start_ns + self.dur_ns
+        share = covered_before(ends, start_ns, end_ns) - covered_before(self.start_ns, start_ns, end_ns)
         return share / np.maximum(self.dur_ns, 1)
 
 

@@ -16,9 +16,7 @@ import numpy as np
 from advisor.report.model import CollectiveGroup
 from advisor.roofline.analysis import Analysis
 from advisor.roofline.collectives import Message
-from advisor.roofline.launch_class import HOST_COPY, OTHER_COPY, PAGEABLE_COPY, PEER_COPY
 from advisor.roofline.messages import link_bytes_per_s
-from advisor.trace.intervals import merged
 
 #: Upper ends of the classes of payload: from latency alone to the link's full rate.
 _CLASSES = (
@@ -76,7 +74,7 @@ def collective_groups(
     chosen = np.flatnonzero(analysis.counted & analysis.collective)
     if not len(chosen) or not analysis.step_count:
         return []
-    exposed = _exposed_ns(analysis, chosen)
+    exposed = analysis.exposed_ns(chosen)
     keys = _keys(analysis) if transfers_ns else {}
     groups: dict[tuple[object, ...], list[_Part]] = {}
     dur_ns = analysis.timeline.launches.dur_ns
@@ -151,31 +149,6 @@ def _size_class(payload_bytes: float | None) -> str | None:
     if payload_bytes is None:
         return None
     return next(label for end, label in _CLASSES if payload_bytes <= end)
-
-
-def _exposed_ns(analysis: Analysis, chosen: np.ndarray) -> np.ndarray:
-    """Time of each of these launches during which its device computes nothing; float64."""
-    rows = analysis.timeline.launches
-    apart = np.isin(analysis.classes, (HOST_COPY, PAGEABLE_COPY, PEER_COPY, OTHER_COPY))
-    computing = ~analysis.collective & ~apart
-    exposed = rows.dur_ns[chosen].astype(np.float64)
-    for device in np.unique(rows.device[chosen]).tolist():
-        own = rows.device[chosen] == device
-        work = computing & (rows.device == device)
-        start, end = merged(rows.ts_ns[work], rows.end_ns[work])
-        at = chosen[own]
-        exposed[own] -= _covered_ns(rows.end_ns[at], start, end) - _covered_ns(rows.ts_ns[at], start, end)
-    return exposed
-
-
-def _covered_ns(time_ns: np.ndarray, start: np.ndarray, end: np.ndarray) -> np.ndarray:
-    """Length of these disjoint intervals before each time."""
-    if not len(start):
-        return np.zeros(len(time_ns), np.int64)
-    before = np.concatenate([[0], np.cumsum(end - start)])
-    last = np.searchsorted(start, time_ns, side="right") - 1
-    at = np.maximum(last, 0)
-    return np.where(last < 0, 0, before[at] + np.minimum(time_ns, end[at]) - start[at])
 
 
 def _sum(values: Iterable[float | None]) -> float | None:

@@ -18,21 +18,16 @@ from advisor.roofline.devices import Device, find_device
 from advisor.roofline.graphs import Replays, find_replays, infer_replays
 from advisor.roofline.launch_class import (
     COLLECTIVE,
-    HOST_COPY,
-    OTHER_COPY,
-    PAGEABLE_COPY,
-    PEER_COPY,
+    LINK_COPIES,
     device_traffic,
     launch_classes,
 )
 from advisor.roofline.measured import choose_roofs
 from advisor.roofline.messages import find_messages, link_bytes_per_s
-from advisor.trace.intervals import union_ns
+from advisor.trace.intervals import covered_before, merged, union_ns
 from advisor.trace.link import Timeline
 from advisor.trace.steps import step_times_ns
 
-#: Copies that cross a link; those within the device are memory traffic like a kernel's.
-_LINK_COPIES = (HOST_COPY, PAGEABLE_COPY, PEER_COPY, OTHER_COPY)
 #: No step takes longer, eleven days; what claims to has lost its unit.
 _MAX_STEP_MS = 1e9
 
@@ -188,7 +183,7 @@ class Analysis:
         """
         rows = self.timeline.launches
         main = self.counted & (rows.device == self.timeline.main_device)
-        copy = np.isin(self.classes, _LINK_COPIES)
+        copy = np.isin(self.classes, LINK_COPIES)
 
         def union(mask: np.ndarray) -> float:
             return union_ns(rows.ts_ns[main & mask], rows.end_ns[main & mask]) / max(self.step_count, 1)
@@ -201,6 +196,23 @@ class Analysis:
             "communication": with_communication - compute,
             "copy": everything - with_communication,
         }
+
+    def exposed_ns(self, rows: np.ndarray) -> np.ndarray:
+        """Time of each of these launches in which its device computes nothing; float64 (n,).
+
+        Args:
+            rows: int (n,), collectives or copies over a link.
+        """
+        launches = self.timeline.launches
+        computing = ~self.collective & ~np.isin(self.classes, LINK_COPIES)
+        exposed = launches.dur_ns[rows].astype(np.float64)
+        for device in np.unique(launches.device[rows]).tolist():
+            work = computing & (launches.device == device)
+            start, end = merged(launches.ts_ns[work], launches.end_ns[work])
+            own = launches.device[rows] == device
+            begins, ends = launches.ts_ns[rows[own]], launches.end_ns[rows[own]]
+            exposed[own] -= covered_before(ends, start, end) - covered_before(begins, start, end)
+        return exposed
 
 
 def analyse_timeline(

@@ -23,8 +23,8 @@ from advisor.roofline.launch_class import (
     COLLECTIVE,
     DEVICE_COPY,
     HOST_COPY,
+    LINK_COPIES,
     MEMSET,
-    OTHER_COPY,
     PAGEABLE_COPY,
     PEER_COPY,
     device_traffic,
@@ -203,7 +203,7 @@ def classify_many(
     bound[roofed] = MEMORY
     bound[roofed & (compute_ns >= memory_ns) & ~no_flops] = COMPUTE
     bound[classes == COLLECTIVE] = COMMUNICATION
-    bound[np.isin(classes, (HOST_COPY, PAGEABLE_COPY, PEER_COPY, OTHER_COPY))] = COPY
+    bound[np.isin(classes, LINK_COPIES)] = COPY
 
     link = np.full(n, np.nan)
     host_copy = np.isin(classes, (HOST_COPY, PAGEABLE_COPY))

@@ -14,6 +14,9 @@ from advisor.trace.phases import is_collective
 #: COMPUTE stands for kernels and host operators. The last three copies have other roofs than the memory's.
 COMPUTE, COLLECTIVE, MEMSET, DEVICE_COPY, HOST_COPY, PAGEABLE_COPY, PEER_COPY, OTHER_COPY = range(8)
 
+#: Copies that cross a link; those within the device are memory traffic like a kernel's.
+LINK_COPIES = (HOST_COPY, PAGEABLE_COPY, PEER_COPY, OTHER_COPY)
+
 _HOST = re.compile(
     r"htod|dtoh|htoa|atoh|host_?to_?device|device_?to_?host"
     r"|(host|pinned|pageable) -> (device|array)|(device|array) -> (host|pinned|pageable)"

@@ -12,9 +12,7 @@ from advisor.advice.finding import Finding
 from advisor.advice.loop import Loop
 from advisor.advice.rule import rule
 from advisor.advice.wording import count, duration, one_line, percent, size
-from advisor.roofline.launch_class import HOST_COPY, OTHER_COPY, PAGEABLE_COPY, PEER_COPY
 from advisor.roofline.messages import link_bytes_per_s
-from advisor.trace.intervals import merged
 
 #: Shares of the step from which a finding is worth a word.
 _WORTH = 0.02
@@ -25,7 +23,6 @@ _REACHED = 0.75
 _LATENCY_NS = 15_000.0
 #: One that takes this many times its transfer is waiting for others.
 _WAITS = 2.0
-_COPIES = (HOST_COPY, PAGEABLE_COPY, PEER_COPY, OTHER_COPY)
 
 
 @rule(
@@ -48,7 +45,7 @@ def exposed(loop: Loop) -> Iterator[Finding]:
     loop.require(len(_rows(loop)), "the loop has no collectives")
     if not len(rows):
         return
-    bare = _exposed_ns(loop, rows)
+    bare = loop.analysis.exposed_ns(rows)
     total_ns, bare_ns = float(loop.rows.dur_ns[rows].sum()) / loop.steps, float(bare.sum()) / loop.steps
     copies = np.flatnonzero(loop.counted & (loop.under(loop.ops_named(r"reducer::copy_bucket_to_grad")) >= 0))
     copied_ns = loop.per_step_ns(copies)
@@ -106,7 +103,7 @@ def dtype(loop: Loop) -> Iterator[Finding]:
         precision.startswith(("16", "bf16")) or low > 0.1 * loop.per_step_ns(loop.counted)
     ):
         return
-    bare_ns = float(_exposed_ns(loop, wide).sum()) / loop.steps
+    bare_ns = float(loop.analysis.exposed_ns(wide).sum()) / loop.steps
     if loop.share(bare_ns) < _WORTH:
         return
     now = loop.rows.dur_ns[wide].astype(float)
@@ -177,7 +174,7 @@ def small_buckets(loop: Loop) -> Iterator[Finding]:
     yield Finding(
         title=f"{count(len(every) / loop.steps, 'collective', 'take', what='under 1 MiB a step')} "
         f"{duration(took_ns)}",
-        evidence=_kinds(loop, every, _exposed_ns(loop, every)),
+        evidence=_kinds(loop, every, loop.analysis.exposed_ns(every)),
         edits=[Fuse(many, Estimate.around(together, worse=1.5, better=0.8))],
         fix="Trainer(strategy=DDPStrategy(bucket_cap_mb=50))\n"
         "self.log_dict(metrics, sync_dist=False)     # or reduce metrics once an epoch",
@@ -207,7 +204,7 @@ def stragglers(loop: Loop) -> Iterator[Finding]:
     loop.require(known.any(), "the link between ranks, or what crosses it, is not known")
     now = loop.rows.dur_ns[rows].astype(float)
     waiting = np.where(known & (now > _WAITS * transfer), now - transfer, 0.0)
-    bare = np.minimum(waiting, _exposed_ns(loop, rows))
+    bare = np.minimum(waiting, loop.analysis.exposed_ns(rows))
     waits_ns = float(bare.sum()) / loop.steps
     if loop.share(waits_ns) < 0.05:
         return
@@ -247,7 +244,7 @@ def fsdp(loop: Loop) -> Iterator[Finding]:
     """
     rows = _rows(loop, "all_gather", "reduce_scatter")
     loop.require(len(rows), "no parameters are gathered")
-    bare = _exposed_ns(loop, rows)
+    bare = loop.analysis.exposed_ns(rows)
     bare_ns = float(bare.sum()) / loop.steps
     if loop.share(bare_ns) < 0.05:
         return
@@ -270,28 +267,6 @@ def _rows(loop: Loop, *kinds: str) -> np.ndarray:
     rows = np.flatnonzero(loop.counted & loop.analysis.collective)
     messages = loop.analysis.messages
     return np.array([row for row in rows.tolist() if not kinds or messages[row].kind in kinds], np.int64)
-
-
-def _exposed_ns(loop: Loop, rows: np.ndarray) -> np.ndarray:
-    """Time of each of these in which its device computes nothing."""
-    computing = ~loop.analysis.collective & ~np.isin(loop.analysis.classes, _COPIES)
-    found = loop.rows.dur_ns[rows].astype(float)
-    for device in np.unique(loop.rows.device[rows]).tolist():
-        own = loop.rows.device[rows] == device
-        work = computing & (loop.rows.device == device)
-        start, end = merged(loop.rows.ts_ns[work], loop.rows.end_ns[work])
-        at = rows[own]
-        found[own] -= _before(loop.rows.end_ns[at], start, end) - _before(loop.rows.ts_ns[at], start, end)
-    return found
-
-
-def _before(time_ns: np.ndarray, start: np.ndarray, end: np.ndarray) -> np.ndarray:
-    """Length of these disjoint intervals before each time."""
-    if not len(start):
-        return np.zeros(len(time_ns))
-    total = np.concatenate([[0], np.cumsum(end - start)])
-    at = np.searchsorted(start, time_ns, "right")
-    return total[at] - np.maximum(end[at - 1] - time_ns, 0) * (at > 0)
 
 
 def _transfer_ns(loop: Loop, rows: np.ndarray) -> np.ndarray:
