@@ -19,11 +19,12 @@ PIECES = (
     "triton_", "nccl", "sm90_", "128x", "_f16", "s1688gemm_", "-", "NaN", "- ", "=", "struct ", "é", "W ",
 )  # fmt: skip
 PREFIXES = ("", "void ", "triton_poi_fused_", '"')
-#: Applied at places found before, never searched for.
+#: Applied at one place each, never searched for.
 MATCHED_ONLY = {
     "advisor.trace.mend._AFTER_VALUE",
     "advisor.trace.mend._AFTER_OTHER",
     "advisor.report.names._CPP",
+    "advisor.report.gates._NUMBER",
 }
 
 
