@@ -85,6 +85,8 @@ def _merged(masks: Sequence[Tensor], forms: tuple[str, ...], rank: int) -> Tenso
     seen: Tensor | None = None
     added: Tensor | None = None
     for mask, form in zip(masks, forms, strict=True):
+        # PyTorch's own wants two dimensions at least; batch and heads as one dimension are the batch here.
+        mask = mask.unsqueeze(0) if mask.dim() < 2 else mask
         mask = mask.unsqueeze(-3) if rank == 3 and mask.dim() == 3 else mask
         if form == "added":
             added = mask if added is None else added + mask
