@@ -110,8 +110,8 @@ class Product:
         return self.batch * self.m * self.n
 
 
-#: Position of the first factor.
-_FIRST_OPERAND = {
+#: Position of the first factor among the arguments.
+_FIRST_FACTOR = {
     "aten::mm": 0, "aten::bmm": 0, "aten::addmm": 1, "aten::baddbmm": 1, "aten::_addmm_activation": 1,
 }  # fmt: skip
 
@@ -124,14 +124,7 @@ def tensors_of(call: OpCall) -> list[Tensor]:
 
 def product_of(call: OpCall) -> Product | None:
     """The matrix product that a call asks for, or None."""
-    first = {
-        "aten::addmm": 1,
-        "aten::baddbmm": 1,
-        "aten::mm": 0,
-        "aten::bmm": 0,
-        "aten::_addmm_activation": 1,
-    }
-    at = first.get(call.name)
+    at = _FIRST_FACTOR.get(call.name)
     if at is None or len(call.inputs) < at + 2:
         return None
     a, b = call.inputs[at], call.inputs[at + 1]

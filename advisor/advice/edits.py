@@ -8,6 +8,7 @@ what is new are as without the profiler.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -41,6 +42,17 @@ class Estimate:
     def around(cls, likely: Number, *, worse: float, better: float) -> Estimate:
         """A duration that may be `worse` times as long or `better` times as long."""
         return cls(likely * worse, likely, likely * better)
+
+    @classmethod
+    def stacked(cls, estimates: Sequence[Estimate]) -> Estimate:
+        """Those of n things, a number each, as one with arrays of (n,)."""
+        columns = zip(*(each.cases for each in estimates), strict=True)
+        return cls(*(np.array([float(figure) for figure in column]) for column in columns))
+
+    @property
+    def cases(self) -> tuple[Number, Number, Number]:
+        """From pessimistic to optimistic."""
+        return self.pessimistic, self.likely, self.optimistic
 
     def of(self, case: str) -> Number:
         """The figure in a case: ``"pessimistic"``, ``"likely"`` or ``"optimistic"``."""

@@ -74,11 +74,7 @@ def fused(
     return [
         Fuse(
             [rows for rows, _ in kept],
-            Estimate(
-                np.array([float(time.pessimistic) for _, time in kept]),
-                np.array([float(time.likely) for _, time in kept]),
-                np.array([float(time.optimistic) for _, time in kept]),
-            ),
+            Estimate.stacked([time for _, time in kept]),
             with_host,
         )
     ]

@@ -11,7 +11,6 @@ from advisor.advice.edits import Edit
 if TYPE_CHECKING:
     from advisor.advice.replay import Replay
 
-CONFIDENCES = ("measured", "modelled", "heuristic")
 #: A saving below this share of the step is not worth a reader's time.
 NEGLIGIBLE = 0.003
 

@@ -213,14 +213,6 @@ class Loop:
         """A value of each launch's kernel name."""
         return coded(self.timeline.trace.names, self.rows.name, code, dtype)
 
-    def attainable_ns(self, flops: np.ndarray | float, nbytes: np.ndarray | float, pipe: str) -> np.ndarray:
-        """Time at the device's roof for this work; NaN where the device has no such roof."""
-        peak, bandwidth = self.device.peak(pipe), self.device.bandwidth_bytes_per_s
-        if bandwidth is None or (peak is None and pipe != "none"):
-            return np.full(np.shape(flops), np.nan)
-        compute = np.asarray(flops, float) / peak if peak else np.zeros(np.shape(flops))
-        return np.maximum(compute, np.asarray(nbytes, float) / bandwidth) * 1e9
-
     def hides(self, edits: Sequence[Edit]) -> bool:
         """Whether a change would not shorten the step, since something else sets the pace."""
         saved_ns = self.step_ns - self.replay.step_ns(edits, "optimistic")

@@ -131,10 +131,6 @@ def softmax(units: Sequence[Unit]) -> Iterator[Group]:
         )
 
 
-def _works_on(unit: Unit, elements: int, names: frozenset[str]) -> bool:
-    return unit.numel == elements and unit.name in names
-
-
 def chain(units: Sequence[Unit]) -> Iterator[Group]:
     """Neighbours of pointwise work on tensors of one size, up to a norm, a softmax or a sum at the end."""
     run: list[Unit] = []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -28,7 +27,6 @@ _IDLE, _IDLE_AS_PROFILED = 0.12, 0.35
 _REPLAY_NS = Estimate(1_200_000.0, 400_000.0, 150_000.0)
 #: The same of each further graph where waits of the host cut one into pieces.
 _PIECE_NS = Estimate(400_000.0, 150_000.0, 80_000.0)
-_CASES = operator.attrgetter("pessimistic", "likely", "optimistic")
 #: What the compiler's fusion leaves of pointwise time, beside the graph.
 _FUSED_LIKELY, _FUSED_BEST = 0.85, 0.5
 _POINTWISE = ("pointwise", "norm", "dropout", "reduction", "softmax", "copy")
@@ -231,7 +229,7 @@ def _waits_among(loop: Loop, rows: np.ndarray) -> float:
 
 def _replay_ns(waits: float) -> Estimate:
     """Host time of a phase's graphs: one more after each wait."""
-    pairs = zip(_CASES(_REPLAY_NS), _CASES(_PIECE_NS), strict=True)
+    pairs = zip(_REPLAY_NS.cases, _PIECE_NS.cases, strict=True)
     return Estimate(*(whole + waits * piece for whole, piece in pairs))
 
 

@@ -81,10 +81,10 @@ def dataloader(loop: Loop) -> Iterator[Finding]:
     # Workers share caches and memory, and each has but one thread where the process had many.
     period = Estimate(1.8 * made_ns / new, 1.05 * made_ns / new, 0.9 * made_ns / most)
     moved = _batch_bytes(loop)
-    floor = Estimate(*(moved / x * 1e9 for x in _each(_PIN_THREAD_BYTES_PER_S)))
+    floor = Estimate(*(moved / x * 1e9 for x in _PIN_THREAD_BYTES_PER_S.cases))
     pinned_ns = float(floor.likely)
     large = pinned_ns > float(period.likely)
-    period = Estimate(*(max(pair) for pair in zip(_each(period), _each(floor), strict=True)))
+    period = Estimate(*(max(pair) for pair in zip(period.cases, floor.cases, strict=True)))
     who = "the training process makes each batch itself" if in_process else "its workers do not keep up"
     yield Finding(
         title=f"the DataLoader takes {duration(wait_ns)} of a {duration(loop.step_ns)} step: {who}",
@@ -189,7 +189,7 @@ def pageable_copy(loop: Loop) -> Iterator[Finding]:
                 np.minimum(moved / by * 1e9 + _COPY_START_NS, loop.rows.dur_ns[rows]),
                 loop.rows.dur_ns[rows],
             )
-            for by in _each(reached)
+            for by in reached.cases
         )
     )
     edits: list[Edit] = [Retime(rows, new), DropSync(calls)]
@@ -283,12 +283,8 @@ def _unwatched(loop: Loop) -> HostTime:
     return HostTime(np.flatnonzero(outside), Estimate(1.2, 1.0, slower))
 
 
-def _each(estimate: Estimate) -> tuple[float, float, float]:
-    return float(estimate.pessimistic), float(estimate.likely), float(estimate.optimistic)
-
-
 def _scaled(estimate: Estimate, factor: float | None) -> Estimate | None:
-    return None if factor is None else Estimate(*(part * factor for part in _each(estimate)))
+    return None if factor is None else Estimate(*(part * factor for part in estimate.cases))
 
 
 def _shown(value: object) -> str:
@@ -333,12 +329,12 @@ def _pinning(loop: Loop, nbytes: float) -> Input | None:
     now_ns = fetches.typical_ns * loop.real_time
     nbytes /= max(len(fetches) / loop.steps, 1)
     if fetches.in_process:
-        by = _each(_PIN_IN_PROCESS_BYTES_PER_S)
+        by = _PIN_IN_PROCESS_BYTES_PER_S.cases
         return Input(Estimate(*(now_ns + nbytes / x * 1e9 for x in by)), Estimate.exactly(0.0))
     # A thread beside them pins; workers that are behind stay so.
     loader = loop.replay.graph.loader
     own_ns = float(loader.own_ns.mean()) if loader.waits else now_ns
-    period = Estimate(*(max(nbytes / x * 1e9, loader.period_ns) for x in _each(_PIN_THREAD_BYTES_PER_S)))
+    period = Estimate(*(max(nbytes / x * 1e9, loader.period_ns) for x in _PIN_THREAD_BYTES_PER_S.cases))
     return Input(Estimate(own_ns, min(own_ns, float(_TAKE_NS.likely)), float(_TAKE_NS.optimistic)), period)
 
 

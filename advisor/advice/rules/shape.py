@@ -100,7 +100,7 @@ def _unaligned(loop: Loop, length: int, entry: _Slow) -> Finding:
             *kernel_lines(loop, entry.rows),
             *module_line(loop, entry.rows),
         ],
-        edits=[Retime(rows, _stacked(entry.times))],
+        edits=[Retime(rows, Estimate.stacked(entry.times))],
         fix=_padding_fix(what, length, padded),
         risk="a checkpoint of the old size has to be padded when it is loaded; the added logits are never "
         "labels, and should be masked when sampling" if owners else "",
@@ -121,14 +121,6 @@ def _padding_fix(what: str, length: int, padded: int) -> str:
     return (
         f"# {length} -> {padded} (or {padded - 8}): pad or cut each batch to a multiple of 8\n"
         "collator = DataCollatorWithPadding(tokenizer, pad_to_multiple_of=8)"
-    )
-
-
-def _stacked(times: list[Estimate]) -> Estimate:
-    return Estimate(
-        np.array([float(time.pessimistic) for time in times]),
-        np.array([float(time.likely) for time in times]),
-        np.array([float(time.optimistic) for time in times]),
     )
 
 
