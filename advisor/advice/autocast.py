@@ -9,7 +9,8 @@ import numpy as np
 
 from advisor.advice.calls import Unit
 from advisor.advice.edits import Edit, Estimate, Insert, Retime
-from advisor.advice.rates import at_most, attention_ns
+from advisor.advice.rates import at_most
+from advisor.advice.sdpa import fused_ns, heads_of, is_causal
 
 if TYPE_CHECKING:
     from advisor.advice.loop import Loop
@@ -36,25 +37,10 @@ def attention_in_16_bits(loop: Loop, rows: np.ndarray, dtype: str) -> list[Edit]
     edits: list[Edit] = []
     for row in rows.tolist():
         unit = loop.calls.of_row.get(row)
-        heads = [tensor for tensor in unit.tensors[:3] if len(tensor.shape) == 4] if unit else []
-        if unit is None or len(heads) < 3:
+        heads = heads_of(unit) if unit is not None else None
+        if unit is None or heads is None:
             continue
-        query, key, value = heads
-        causal = "True" in unit.call.concrete[5:6]
-        found = attention_ns(
-            loop.device,
-            entries=query.shape[0]
-            * query.shape[1]
-            * query.shape[2]
-            * key.shape[2]
-            * (0.5 if causal else 1.0),
-            queries=query.shape[2],
-            dim=query.shape[3],
-            dim_v=value.shape[3],
-            batch_heads=query.shape[0] * query.shape[1],
-            causal=causal,
-            dtype=dtype,
-        )
+        found = fused_ns(loop.device, heads, causal=is_causal(unit), dtype=dtype)
         if found is not None:
             time = found[0] if row in unit.forward else found[1]
             edits.append(Retime(np.array([row]), at_most(time, float(loop.rows.dur_ns[row]))))

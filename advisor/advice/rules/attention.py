@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
+from typing import TypeAlias
 
 import numpy as np
 
@@ -15,6 +16,7 @@ from advisor.advice.loop import Loop
 from advisor.advice.pattern_groups import Attention, score_entries
 from advisor.advice.rates import at_most, attention_ns, pass_ns
 from advisor.advice.rule import rule
+from advisor.advice.sdpa import fused_ns, heads_of, is_causal
 from advisor.advice.wording import count, duration, percent
 from advisor.roofline.costs import Tensor
 
@@ -31,6 +33,7 @@ y = torch.nn.functional.scaled_dot_product_attention(
     dropout_p=self.dropout_p if self.training else 0.0,
 )  # q, k, v: (batch, heads, tokens, head_dim)"""
 _MASK = " attn_mask=mask,  # bool: True where a query may look; or numbers to be added to the scores"
+_Heads: TypeAlias = "tuple[Tensor, Tensor, Tensor]"
 #: Longest head that FlashAttention and cuDNN take.
 _MAX_HEAD = 256
 
@@ -146,17 +149,15 @@ def backend(loop: Loop) -> Iterator[Finding]:
     a fast backend runs, where the mask is needed as it is, and on devices that have no fast backend, such as
     NVIDIA's before compute capability 8.0.
     """
-    slow: dict[tuple[str, str], list[tuple[Unit, tuple[Tensor, Tensor, Tensor]]]] = defaultdict(list)
+    slow: dict[tuple[str, str], list[tuple[Unit, _Heads]]] = defaultdict(list)
     inner = {id(unit): _backend_of(unit, loop) for unit in loop.calls.units if "dot_product" in unit.name}
     loop.require(inner, "no scaled_dot_product_attention")
     loop.require(loop.device.peak("tensor_bf16"), "no fast backend for this device")
     for unit in loop.calls.units:
         which = inner.get(id(unit))
-        heads = [tensor for tensor in unit.tensors[:3] if len(tensor.shape) == 4]
-        if which in ("math", "efficient") and len(heads) == 3:
-            why = _what_keeps_away(unit, heads)
-            if why:
-                slow[which, why].append((unit, (heads[0], heads[1], heads[2])))
+        heads = heads_of(unit)
+        if which in ("math", "efficient") and heads is not None:
+            slow[which, _what_keeps_away(unit, heads)].append((unit, heads))
     for (which, why), calls in slow.items():
         yield from _slow_backend(loop, which, why, calls)
 
@@ -171,7 +172,7 @@ def _backend_of(unit: Unit, loop: Loop) -> str:
     return "math" if any("softmax" in kernel.lower() for kernel in kernels) else "unknown"
 
 
-def _what_keeps_away(unit: Unit, heads: list[Tensor]) -> str:
+def _what_keeps_away(unit: Unit, heads: _Heads) -> str:
     query = heads[0]
     if query.dtype not in ("bf16", "fp16"):
         return "dtype"
@@ -225,24 +226,13 @@ _REASONS = {
 }
 
 
-def _slow_backend(
-    loop: Loop, which: str, why: str, calls: list[tuple[Unit, tuple[Tensor, Tensor, Tensor]]]
-) -> Iterator[Finding]:
+def _slow_backend(loop: Loop, which: str, why: str, calls: list[tuple[Unit, _Heads]]) -> Iterator[Finding]:
     rows: list[list[int]] = []
     times: list[Estimate] = []
-    for unit, (query, key, value) in calls:
-        batch_heads, queries = query.shape[0] * query.shape[1], query.shape[2]
-        causal = why == "causal_mask" or unit.call.concrete[5:6] in (("True",), ("1",))
-        found = attention_ns(
-            loop.device,
-            entries=batch_heads * queries * key.shape[2] * (0.5 if causal else 1.0),
-            queries=queries,
-            dim=query.shape[3],
-            dim_v=value.shape[3],
-            batch_heads=batch_heads,
-            causal=causal,
-            dtype=query.dtype if query.dtype in ("bf16", "fp16") else "bf16",
-        )
+    for unit, heads in calls:
+        causal = why == "causal_mask" or is_causal(unit)
+        dtype = heads[0].dtype if heads[0].dtype in ("bf16", "fp16") else "bf16"
+        found = fused_ns(loop.device, heads, causal=causal, dtype=dtype)
         if found is None:
             return
         for own, time in zip((unit.forward, unit.backward), found, strict=True):

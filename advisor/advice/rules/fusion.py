@@ -52,9 +52,17 @@ def _times(loop: Loop, group: Group, passes: _Passes) -> list[Estimate]:
     return found
 
 
-def _large_enough(loop: Loop, groups: Sequence[Group]) -> bool:
+def _groups(loop: Loop, kind: str, absent: str) -> Sequence[Group]:
+    """The loop's groups of a kind; none where they take too little of the step.
+
+    Raises:
+        NotApplicable: it has none, or what they would take cannot be told.
+    """
+    groups = loop.patterns.of(kind)
+    loop.require(groups, absent)
+    loop.require(loop.device.bandwidth_bytes_per_s, "the device's bandwidth is not known")
     rows = [row for group in groups for row in group.rows]
-    return bool(rows) and loop.share(loop.per_step_ns(np.array(rows))) >= _MIN_SHARE
+    return groups if rows and loop.share(loop.per_step_ns(np.array(rows))) >= _MIN_SHARE else []
 
 
 def _finding(
@@ -136,10 +144,8 @@ def norm(loop: Loop) -> Iterator[Finding]:
 
     Silent for norms that are one operator already.
     """
-    groups = loop.patterns.of("norm")
-    loop.require(groups, "no norms written out")
-    loop.require(loop.device.bandwidth_bytes_per_s, "the device's bandwidth is not known")
-    if not _large_enough(loop, groups):
+    groups = _groups(loop, "norm", "no norms written out")
+    if not groups:
         return
     centred = groups[0].what.startswith("LayerNorm")
     name, function = ("LayerNorm", "layer_norm") if centred else ("RMSNorm", "rms_norm")
@@ -173,10 +179,8 @@ def gate(loop: Loop) -> Iterator[Finding]:
     Recognised by an activation followed by a product of two tensors of its size, with a matrix product
     between them or not. Silent for gates that are one operator, or compiled.
     """
-    groups = loop.patterns.of("gate")
-    loop.require(groups, "no gated activations in two operators")
-    loop.require(loop.device.bandwidth_bytes_per_s, "the device's bandwidth is not known")
-    if not _large_enough(loop, groups):
+    groups = _groups(loop, "gate", "no gated activations in two operators")
+    if not groups:
         return
     yield _finding(
         loop,
@@ -216,10 +220,8 @@ def rope(loop: Loop) -> Iterator[Finding]:
     Recognised by a negated half, concatenated, in a product and a sum; or by a product of complex numbers.
     Silent for rotations that are one operator, or compiled.
     """
-    groups = loop.patterns.of("rope")
-    loop.require(groups, "no rotary embedding in several operators")
-    loop.require(loop.device.bandwidth_bytes_per_s, "the device's bandwidth is not known")
-    if not _large_enough(loop, groups):
+    groups = _groups(loop, "rope", "no rotary embedding in several operators")
+    if not groups:
         return
     yield _finding(
         loop,
@@ -248,10 +250,8 @@ def softmax_mask(loop: Loop) -> Iterator[Finding]:
     One kernel loads a row, applies them on the way, and writes the result once. Recognised by pointwise
     operators of the softmax's size right around it. Silent inside attention, where all of it can be fused.
     """
-    groups = loop.patterns.of("softmax")
-    loop.require(groups, "no softmax with work around it, outside attention")
-    loop.require(loop.device.bandwidth_bytes_per_s, "the device's bandwidth is not known")
-    if not _large_enough(loop, groups):
+    groups = _groups(loop, "softmax", "no softmax with work around it, outside attention")
+    if not groups:
         return
     yield _finding(
         loop,
@@ -284,10 +284,8 @@ def residual_norm(loop: Loop) -> Iterator[Finding]:
     Recognised by a sum of two tensors of one size right before a norm's operator of that size. Silent for
     compiled models, and where sum and norm are in different layers with work between them.
     """
-    groups = loop.patterns.of("residual_norm")
-    loop.require(groups, "no residual sum right before a norm")
-    loop.require(loop.device.bandwidth_bytes_per_s, "the device's bandwidth is not known")
-    if not _large_enough(loop, groups):
+    groups = _groups(loop, "residual_norm", "no residual sum right before a norm")
+    if not groups:
         return
     rms = "rms" in groups[0].what
     width, function = groups[0].width, "add_rms_norm" if rms else "add_layer_norm"
@@ -331,10 +329,8 @@ def chain(loop: Loop) -> Iterator[Finding]:
     Silent for what other patterns explain, for compiled work, for small tensors, and for the end of a loss,
     where a number comes out.
     """
-    groups = loop.patterns.of("chain")
-    loop.require(groups, "no chains of pointwise work")
-    loop.require(loop.device.bandwidth_bytes_per_s, "the device's bandwidth is not known")
-    if not _large_enough(loop, groups):
+    groups = _groups(loop, "chain", "no chains of pointwise work")
+    if not groups:
         return
     to_norm = [group for group in groups if ends_in_norm(group)]
     times = [
