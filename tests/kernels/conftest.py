@@ -25,8 +25,8 @@ except ImportError:
     advisor.__path__.append(str(Path(__file__).resolve().parents[2]))
     sys.modules.pop("advisor.kernels", None)
 
-from advisor.kernels._triton import INTERPRETED, available
 from advisor.kernels._tf32 import without_tf32
+from advisor.kernels._triton import INTERPRETED, available
 from advisor.kernels.verify.judge import poisoned_memory
 
 

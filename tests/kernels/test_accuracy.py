@@ -9,8 +9,8 @@ from advisor.kernels._math import ACTIVATIONS
 from torch import Tensor
 
 from tests.kernels import hardware
-from tests.kernels.checks import assert_as_accurate, check
-from tests.kernels.test_common import _apply, _points, _torch_activation
+from tests.kernels.activation_checks import check_slopes, check_values
+from tests.kernels.checks import check
 
 CPU = torch.device("cpu")
 
@@ -26,22 +26,13 @@ def seed(request, device, monkeypatch):
 
 @pytest.mark.parametrize("name", [*ACTIVATIONS, "tanh"])
 def test_an_activation_is_as_exact_as_torchs(seed, name):
-    x = _points(CPU)
-    y = torch.empty_like(x)
-    _apply[(1,)](x, y, name, x.numel())
-    assert_as_accurate(y, _torch_activation(name, x), _torch_activation(name, x.double()))
+    check_values(name, CPU)
 
 
 @pytest.mark.parametrize("name", ACTIVATIONS)
 def test_the_gradient_of_an_activation_is_as_exact_as_torchs(seed, name):
     # GIVEN points where one less a sigmoid cancels, to be multiplied by as much as 400
-    x = _points(CPU)
-    y = torch.empty_like(x)
-    _apply[(1,)](x, y, name + "'", x.numel())
-    rough, exact = x.clone().requires_grad_(), x.double().requires_grad_()
-    (eager,) = torch.autograd.grad(_torch_activation(name, rough).sum(), rough)
-    (truth,) = torch.autograd.grad(_torch_activation(name, exact).sum(), exact)
-    assert_as_accurate(y, eager, truth, factor=3)
+    check_slopes(name, CPU)
 
 
 class _CudasSoftmax(torch.autograd.Function):

@@ -7,28 +7,16 @@ import pytest
 import torch
 from advisor.kernels._device import UnsupportedError, device_reasons, dtype_reasons, refuse
 from advisor.kernels._launch import LaunchTable, cdiv, next_power_of_2
-from advisor.kernels._math import ACTIVATIONS, activation, activation_gradient, tanh
+from advisor.kernels._math import ACTIVATIONS
 from advisor.kernels._ops import operator
 from advisor.kernels._random import draw_seed, keep_8, keep_threshold
 from advisor.kernels._triton import tl, triton
 from torch import Tensor
 
-from tests.kernels.checks import assert_as_accurate, check
+from tests.kernels.activation_checks import apply, check_slopes, check_values
+from tests.kernels.checks import check
 
 CPU = torch.device("cpu")
-
-
-@triton.jit
-def _apply(x_ptr, y_ptr, NAME: tl.constexpr, BLOCK: tl.constexpr):
-    at = tl.arange(0, BLOCK)
-    x = tl.load(x_ptr + at)
-    if NAME == "tanh":
-        y = tanh(x)
-    elif NAME.endswith("'"):
-        y = activation_gradient(x, NAME[:-1], True)
-    else:
-        y = activation(x, NAME)
-    tl.store(y_ptr + at, y)
 
 
 @triton.jit
@@ -39,51 +27,22 @@ def _keep(seed_ptr, out_ptr, THRESHOLD: tl.constexpr, GROUPS: tl.constexpr):
     tl.store(out_ptr + group * 8 + lane, kept.to(tl.int8))
 
 
-def _torch_activation(name: str, x: Tensor) -> Tensor:
-    import torch.nn.functional as F
-
-    return {
-        "none": lambda: x,
-        "relu": lambda: F.relu(x),
-        "relu_squared": lambda: F.relu(x).square(),
-        "silu": lambda: F.silu(x),
-        "gelu": lambda: F.gelu(x),
-        "gelu_tanh": lambda: F.gelu(x, approximate="tanh"),
-        "tanh": lambda: torch.tanh(x),
-    }[name]()
-
-
-def _points(device: torch.device) -> Tensor:
-    spread = torch.linspace(-12, 12, 1000)
-    edges = torch.tensor([0.0, -0.0, 1e-6, -1e-6, 1e4, -1e4, 65504, -65504, 0.25, -0.25, 1e-30, 3e-39])
-    return torch.cat([spread, edges, torch.randn(12)]).to(device)
-
-
 @pytest.mark.quick
 @pytest.mark.parametrize("name", [*ACTIVATIONS, "tanh"])
 def test_an_activation_is_as_near_to_the_truth_as_torchs(device, name):
-    x = _points(device)
-    y = torch.empty_like(x)
-    _apply[(1,)](x, y, name, x.numel())
-    assert_as_accurate(y, _torch_activation(name, x), _torch_activation(name, x.double()))
+    check_values(name, device)
 
 
 @pytest.mark.quick
 @pytest.mark.parametrize("name", ACTIVATIONS)
 def test_the_gradient_of_an_activation_is_as_near_to_the_truth_as_torchs(device, name):
-    x = _points(device)
-    y = torch.empty_like(x)
-    _apply[(1,)](x, y, name + "'", x.numel())
-    rough, exact = x.clone().requires_grad_(), x.double().requires_grad_()
-    (eager,) = torch.autograd.grad(_torch_activation(name, rough).sum(), rough)
-    (truth,) = torch.autograd.grad(_torch_activation(name, exact).sum(), exact)
-    assert_as_accurate(y, eager, truth, factor=3)
+    check_slopes(name, device)
 
 
 def test_tanh_keeps_its_relative_accuracy_near_zero(device):
     x = torch.logspace(-20, 1, 1024, device=device)
     y = torch.empty_like(x)
-    _apply[(1,)](x, y, "tanh", 1024)
+    apply[(1,)](x, y, "tanh", 1024)
     truth = torch.tanh(x.double())
     assert ((y.double() - truth).abs() / truth).max() < 8 * torch.finfo(torch.float32).eps
 

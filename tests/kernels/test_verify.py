@@ -91,11 +91,43 @@ def test_errors_are_by_the_largest_and_by_the_root_mean_square():
 
 
 def test_the_floor_is_in_units_of_the_last_place_of_what_is_large():
-    truth = torch.tensor([8.0, 0.0], dtype=torch.float64)
+    truth = torch.zeros(32, dtype=torch.float64)
+    truth[0] = 8.0
     largest, rms = errors(truth.float(), truth.float(), truth, factor=2, ulps=4, what="output")
     eps = torch.finfo(torch.float32).eps
     assert largest.allowed == 4 * eps * 8
-    assert rms.allowed == pytest.approx(eps * 8 / 2**0.5)
+    assert rms.allowed == pytest.approx(eps * 8 / 32**0.5, rel=1e-6, abs=0.0)
+
+
+def test_a_loss_that_is_off_by_one_unit_in_the_last_place_passes():
+    # GIVEN one number whose eager result happens to be exact
+    truth = torch.tensor(2.9, dtype=torch.float32).double()
+    eager = truth.float()
+    ours = torch.nextafter(eager, torch.tensor(10.0))
+
+    found = errors(ours, eager, truth, factor=2.0, ulps=2.0, what="loss")
+
+    assert all(error.got <= error.allowed for error in found)
+
+
+def test_a_loss_that_is_off_by_four_does_not():
+    truth = torch.tensor(2.9, dtype=torch.float32).double()
+    ours = truth.float() + 4 * 2.0**-22
+
+    found = errors(ours, truth.float(), truth, factor=2.0, ulps=2.0, what="loss")
+
+    assert any(error.got > error.allowed for error in found)
+
+
+def test_of_many_numbers_the_mean_stays_the_sharper_measure():
+    # GIVEN many numbers, all off by one unit in the last place, which no fair rounding is
+    truth = torch.full((64,), 1.5, dtype=torch.float64)
+    ours = truth.float() + 2.0**-23
+
+    found = {e.measure: e for e in errors(ours, truth.float(), truth, factor=2.0, ulps=2.0, what="y")}
+
+    assert found["largest"].got <= found["largest"].allowed
+    assert found["rms"].got > found["rms"].allowed
 
 
 def test_nothing_allowed_and_nothing_wrong_is_no_share_of_it():
