@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from advisor.cli._output import check_outputs, put
+from advisor.cli._units import POSITIVE
 
 EXAMPLES = """
 \b
@@ -23,7 +24,6 @@ Examples:
   advisor analyze trace.json.gz --counters ncu.csv     beside Nsight Compute's hardware counters
 """
 FILE = click.Path(dir_okay=False, path_type=Path)
-POSITIVE = click.FloatRange(min=0, min_open=True)
 
 
 @click.command(epilog=EXAMPLES)
@@ -50,12 +50,8 @@ POSITIVE = click.FloatRange(min=0, min_open=True)
 @click.option(
     "--devices-toml", type=click.Path(dir_okay=False, path_type=Path), help="Device rows of your own."
 )
-@click.option(
-    "--baseline-step-ms", type=click.FloatRange(min=0, min_open=True), help="Step time without the profiler."
-)
-@click.option(
-    "--max-gb", type=click.FloatRange(min=0, min_open=True), help="Refuse a trace larger than this unpacked."
-)
+@click.option("--baseline-step-ms", type=POSITIVE, help="Step time without the profiler.")
+@click.option("--max-gb", type=POSITIVE, help="Refuse a trace larger than this unpacked.")
 @click.option("--hta", is_flag=True, help="Add Holistic Trace Analysis' figures beside ours.")
 @click.option(
     "--roofs",

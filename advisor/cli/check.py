@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-_POSITIVE = click.FloatRange(min=0, min_open=True)
+from advisor.cli._units import POSITIVE
 
 
 def _list_metrics(ctx: click.Context, _param: click.Parameter, value: bool) -> None:
@@ -31,9 +31,9 @@ def _list_metrics(ctx: click.Context, _param: click.Parameter, value: bool) -> N
     help="Fail if this much worse than --against.",
 )
 @click.option(
-    "--baseline-step-ms", type=_POSITIVE, help="Step time of PATH without the profiler, for a trace."
+    "--baseline-step-ms", type=POSITIVE, help="Step time of PATH without the profiler, for a trace."
 )
-@click.option("--against-step-ms", type=_POSITIVE, help="The same of --against.")
+@click.option("--against-step-ms", type=POSITIVE, help="The same of --against.")
 @click.option(
     "--metrics", is_flag=True, is_eager=True, expose_value=False, callback=_list_metrics, help="List METRICs."
 )

@@ -5,17 +5,16 @@ from __future__ import annotations
 import click
 
 from advisor.cli._output import check_outputs, put
-
-_POSITIVE = click.FloatRange(min=0, min_open=True)
+from advisor.cli._units import POSITIVE
 
 
 @click.command()
 @click.argument("before", metavar="BEFORE")
 @click.argument("after", metavar="AFTER")
 @click.option(
-    "--before-step-ms", type=_POSITIVE, help="Step time of BEFORE without the profiler, for a trace."
+    "--before-step-ms", type=POSITIVE, help="Step time of BEFORE without the profiler, for a trace."
 )
-@click.option("--after-step-ms", type=_POSITIVE, help="Step time of AFTER without the profiler, for a trace.")
+@click.option("--after-step-ms", type=POSITIVE, help="Step time of AFTER without the profiler, for a trace.")
 @click.option("--json", "json_to", metavar="FILE|-", help="Write the comparison as JSON; - is stdout.")
 @click.option("--markdown", "markdown_to", metavar="FILE|-", help="Write it as Markdown; - is stdout.")
 @click.option("--force", is_flag=True, help="Overwrite files.")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import unicodedata
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -128,6 +129,12 @@ def pipe(name: str | None) -> str:
 def one_line(text: str) -> str:
     """The text with each run of white space made one space."""
     return " ".join(text.split())
+
+
+def few(names: Sequence[str], shown: int = 2) -> str:
+    """The first of several names, and how many there are besides: ``a, b and 3 more``."""
+    rest = len(names) - shown
+    return ", ".join(names[:shown]) + (f" and {rest} more" if rest > 0 else "")
 
 
 def shorten(text: str, width: int) -> str:

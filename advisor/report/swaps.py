@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from advisor.report import format as fmt
 from advisor.report.files import is_json_report, is_report, to_json, write_text
 from advisor.report.model import Quality, Report, Swaps, SwapSite, SwapTrial
 
@@ -83,9 +84,7 @@ def as_diff(what: str, where: Sequence[str], permanent: str) -> str:
     lines = permanent.strip("\n").splitlines()
     if not any(line.strip() for line in lines):
         return ""
-    named = ", ".join(where[:_PLACES])
-    rest = len(where) - _PLACES
-    head = [f"@@ {named}{f' and {rest} more' if rest > 0 else ''} @@"] if named else []
+    head = [f"@@ {fmt.few(where, _PLACES)} @@"] if any(where) else []
     if any(line.startswith(("-", "+")) for line in lines):
         return "\n".join([*head, *lines])
     return "\n".join([*head, *(f"-{line}" for line in what.splitlines()), *(f"+{line}" for line in lines)])

@@ -59,7 +59,7 @@ def _row(site: SwapSite) -> Row:
         kept=site.chosen is not None,
         kind=site.kind,
         what=site.what,
-        where=places(site.where),
+        where=fmt.few(site.where),
         calls=fmt.count(site.calls_per_step),
         decision=site.chosen if site.chosen is not None else "left alone",
         reason=site.reason,
@@ -92,12 +92,6 @@ def _tried(trial: SwapTrial, site: SwapSite) -> Tried:
         memory=fmt.nbytes(trial.memory_bytes),
         eager_memory=fmt.nbytes(trial.eager_memory_bytes),
     )
-
-
-def places(where: list[str], shown: int = 2) -> str:
-    """The first places, and how many there are besides."""
-    rest = len(where) - shown
-    return ", ".join(where[:shown]) + (f" and {rest} more" if rest > 0 else "")
 
 
 def error(value: float | None) -> str:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from advisor.report.format import few
 from advisor.swap.find import Skipped
 from advisor.swap.site import Outcome, Trial
-
-_PLACES_SHOWN = 2
 
 
 def table(outcomes: Sequence[Outcome], skipped: Iterable[Skipped] = ()) -> str:
@@ -26,9 +25,7 @@ def table(outcomes: Sequence[Outcome], skipped: Iterable[Skipped] = ()) -> str:
 
 def places(where: Sequence[str]) -> str:
     """The first places, and how many more there are."""
-    shown = ", ".join(path or "the model" for path in where[:_PLACES_SHOWN])
-    more = len(where) - _PLACES_SHOWN
-    return f"{shown} and {more} more" if more > 0 else shown
+    return few([path or "the model" for path in where])
 
 
 def _counted(kept: Sequence[Outcome]) -> str:
