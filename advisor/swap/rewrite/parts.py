@@ -56,32 +56,18 @@ def plus_number(node: Any, facts: Facts) -> tuple[Any, float] | None:
 def factors(node: Any) -> tuple[Node, Node] | None:
     """The two tensors of a product."""
     call = read(node)
-    if call is None or call.op != "mul":
-        return None
-    a, b = call["input"], call["other"]
-    return (
-        (a, b)
-        if isinstance(a, Node) and isinstance(b, Node) and fake(a) is not None and fake(b) is not None
-        else None
-    )
-
-
-def _two_tensors(call: Call) -> tuple[Node, Node] | None:
-    a, b = call["input"], call["other"]
-    return None if fake(a) is None or fake(b) is None else (a, b)
+    return _two_tensors(call) if call is not None and call.op == "mul" else None
 
 
 def terms(node: Any) -> tuple[Node, Node] | None:
     """The two tensors of a sum."""
     call = read(node)
-    if call is None or call.op != "add" or call["alpha"] != 1:
-        return None
+    return _two_tensors(call) if call is not None and call.op == "add" and call["alpha"] == 1 else None
+
+
+def _two_tensors(call: Call) -> tuple[Node, Node] | None:
     a, b = call["input"], call["other"]
-    return (
-        (a, b)
-        if isinstance(a, Node) and isinstance(b, Node) and fake(a) is not None and fake(b) is not None
-        else None
-    )
+    return None if fake(a) is None or fake(b) is None else (a, b)
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,9 @@ from torch import Tensor, nn
 from torch.fx import GraphModule
 
 from advisor.swap.play import play
-from advisor.swap.rewrite.edit import original_of, replaced
+from advisor.swap.rewrite.edit import replaced
 from advisor.swap.rewrite.facts import Facts
 from advisor.swap.rewrite.match import Found, find
-from advisor.swap.rewrite.sites import site_of
 from advisor.swap.site import Candidate, Example
 
 
@@ -142,12 +141,6 @@ def _same(
         error = (mine.double() - exact.double()).abs().max().item()
         allowed = ratio * (theirs.double() - exact.double()).abs().max().item() + floor
         assert error <= allowed, f"{candidate.name}: {name} is off by {error:.3g}, allowed {allowed:.3g}"
-
-
-def part_equals_whole(found: Found, facts: Facts, example: Example) -> None:
-    """That the match's own part, as a function, runs."""
-    site = site_of(found, original_of(found, facts.order), example, [found.where], 1)
-    site.original(*example.args)
 
 
 def rand(*shape: int, dtype: torch.dtype = torch.float32, grad: bool = True) -> Tensor:
