@@ -13,6 +13,7 @@ from advisor.kernels.verify.judge import Wrong
 from advisor.swap.guard import seed
 from advisor.swap.play import Played, play
 from advisor.swap.site import Example
+from advisor.swap.tensors import same_values
 
 RUNS = 32
 #: Standard deviations that a mean may be off; chance reaches it once in 10^9.
@@ -40,7 +41,7 @@ def alike(
         mine.add(_ours(ours, example, given))
     seed(devices, RUNS)
     again = _ours(ours, example, given)
-    if any(not _equal(t, mine.last[name]) for name, t in _named(again).items()):
+    if any(not same_values(t, mine.last[name]) for name, t in _floating(again).items()):
         raise Wrong("two runs with the same random numbers differ")
     if mine.last.keys() != theirs.last.keys():
         raise Wrong("outputs or gradients are not of the same inputs")
@@ -66,7 +67,7 @@ class _Sums:
         self.last: dict[str, Tensor] = {}
 
     def add(self, played: Played) -> None:
-        self.last = _named(played)
+        self.last = _floating(played)
         for name, t in self.last.items():
             self.runs.setdefault(name, []).append(t.detach().float().cpu())
 
@@ -113,10 +114,5 @@ def _same_size(name: str, mine: _Sums, theirs: _Sums, along: Tensor, eps: float)
         raise Wrong(f"{name}: {float(a.mean() / b.mean()):.4f} times the original's, over {RUNS} draws")
 
 
-def _named(played: Played) -> dict[str, Tensor]:
-    outputs = {f"output {i}": t for i, t in enumerate(played.outputs) if t.is_floating_point()}
-    return {**outputs, **{f"gradient of {name}": t for name, t in played.gradients.items()}}
-
-
-def _equal(a: Tensor, b: Tensor) -> bool:
-    return bool(((a == b) | ((a != a) & (b != b))).all())
+def _floating(played: Played) -> dict[str, Tensor]:
+    return {name: t for name, t in played.results.items() if t.is_floating_point() or t.is_complex()}

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten
 
 from advisor.swap.site import Example
-from advisor.swap.tensors import cast, devices_of, named_tensors, remade
+from advisor.swap.tensors import cast, devices_of, named_tensors, remade, same_values
 from advisor.swap.wide import Widened
 
 
@@ -35,6 +35,12 @@ class Played:
     gradients: dict[str, Tensor] = field(default_factory=dict)
     output_gradients: list[Tensor | None] = field(default_factory=list)
     written: list[str] = field(default_factory=list)
+
+    @property
+    def results(self) -> dict[str, Tensor]:
+        """Outputs and gradients, by a reader's name."""
+        outputs = {f"output {i}": t for i, t in enumerate(self.outputs)}
+        return {**outputs, **{f"gradient of {name}": t for name, t in self.gradients.items()}}
 
 
 @contextmanager
@@ -124,7 +130,7 @@ def _written(versions: dict[str, tuple[Tensor, int]], example: Example) -> list[
     found = []
     for name, (now, version) in versions.items():
         before = pristine[name]
-        same = now._version == version and bool(((now == before) | ((now != now) & (before != before))).all())
+        same = now._version == version and same_values(now, before)
         if not same:
             found.append(name)
     return found

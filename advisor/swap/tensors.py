@@ -128,6 +128,11 @@ def named_tensors(args: tuple[Any, ...], kwargs: Any) -> Iterator[tuple[str, Ten
                     yield name, tensor
 
 
+def same_values(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors of one shape are equal to the bit; NaN equals NaN."""
+    return bool(((a == b) | ((a != a) & (b != b))).all())
+
+
 def size_bytes(tree: Any) -> int:
     """Of all tensors of some arguments."""
     return sum(t.numel() * t.element_size() for _, t in named_tensors((tree,), {}))

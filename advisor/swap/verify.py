@@ -18,7 +18,7 @@ from advisor.swap.chance import alike
 from advisor.swap.guard import kept_state, seed, unwarned
 from advisor.swap.play import Played, play
 from advisor.swap.site import Candidate, Example, Site, Trial
-from advisor.swap.tensors import devices_of
+from advisor.swap.tensors import devices_of, same_values
 
 OUTPUT_FACTOR, GRADIENT_FACTOR = 2.0, 3.0
 OUTPUT_ULPS, GRADIENT_ULPS = 2.0, 4.0
@@ -178,9 +178,9 @@ def compare(
     found = _errors(ours, theirs, truth, HARD_FLOOR if ill_conditioned else 1.0)
     if repeat:
         again = play(candidate.call, example, output_gradients=given)
-        for name, mine in _results(ours).items():
-            other = _results(again).get(name)
-            if other is None or not bool(((mine == other) | ((mine != mine) & (other != other))).all()):
+        for name, mine in ours.results.items():
+            other = again.results.get(name)
+            if other is None or not same_values(mine, other):
                 raise Wrong(f"{name}: two runs differ")
     if ill_conditioned:
         shifted = _exact(site, adversaries.perturbed(example), given)
@@ -226,14 +226,9 @@ def _same_kind(ours: Played, theirs: Played, *, layout: bool) -> None:
         raise Wrong(f"gradient of {min(missing)}: one has it, the other has not")
 
 
-def _results(played: Played) -> dict[str, Tensor]:
-    outputs = {f"output {i}": t for i, t in enumerate(played.outputs)}
-    return {**outputs, **{f"gradient of {name}": t for name, t in played.gradients.items()}}
-
-
 def _errors(ours: Played, theirs: Played, truth: Played, floor: float) -> list[Error]:
     found = []
-    mine, eager, exact = _results(ours), _results(theirs), _results(truth)
+    mine, eager, exact = ours.results, theirs.results, truth.results
     for name, result in mine.items():
         if name not in exact:
             raise Wrong(f"{name}: float64 gives none to compare with")
@@ -263,7 +258,7 @@ def _where_eager_holds(mine: Tensor, eager: Tensor, exact: Tensor) -> tuple[Tens
 
 
 def _eased(error: Error, truth: Played, shifted: Played) -> Error:
-    a, b = _results(truth)[error.what].double(), _results(shifted)[error.what].double()
+    a, b = truth.results[error.what].double(), shifted.results[error.what].double()
     gap = (a - b).abs()
     gap = gap[gap.isfinite()]
     if not gap.numel():
