@@ -21,6 +21,8 @@ from tests.trace.builder import BACKWARD, MAIN, Builder
 
 BF16, FP16, FP32, BOOL, INT64 = "c10::BFloat16", "c10::Half", "float", "bool", "long int"
 H200 = {"id": 0, "name": "NVIDIA H200", "totalGlobalMem": 150_109_880_320, "numSms": 132}
+#: Families of rules that look at the device's work.
+MODEL = ("attention", "fusion", "kernel", "layout", "loss", "precision", "shape")
 #: Host time of an operator that launches, and of the launch itself.
 _OP_US, _LAUNCH_US = 6.0, 3.0
 

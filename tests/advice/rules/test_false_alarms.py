@@ -4,11 +4,10 @@ import pytest
 
 from advisor.advice.advise import advise
 from advisor.advice.rule import all_rules
-from tests.advice.rules.models import FP32, Op, analysis, op
-from tests.advice.rules.test_real_traces import FAMILIES
+from tests.advice.rules.models import FP32, MODEL, Op, analysis, op
 
 WGMMA = "nvjet_sm90_tst_256x128_64x4_1x2_h_bz_coopA_TNT"
-MINE = [one for one in all_rules() if one.family in FAMILIES]
+MINE = [one for one in all_rules() if one.family in MODEL]
 
 
 def linear(m: int, n: int, k: int, us: float) -> Op:

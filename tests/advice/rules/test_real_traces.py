@@ -12,6 +12,7 @@ from advisor.advice.advise import advise
 from advisor.advice.finding import Advice, Advised
 from advisor.roofline.analysis import Analysis, analyse_timeline
 from advisor.trace.link import load
+from tests.advice.rules.models import MODEL
 
 SHARED = Path(__file__).parents[4] / "shared"
 PAYOFF = SHARED / "truth" / "payoff"
@@ -22,10 +23,9 @@ TRACES = [
     for path in sorted((SHARED / part).glob("*.json.gz"))
     if path.stat().st_size < 1_100_000
 ]
-#: Families that look at the device's work, and those that look at the loop around it.
-MODEL = ("attention", "fusion", "kernel", "layout", "loss", "precision", "shape")
+#: Families that look at the loop around the device's work.
 LOOP = ("input", "host", "optimizer", "memory", "communication", "generation", "capture")
-#: What only one of the latter may say of itself in ids and titles, since readers search for it.
+#: What only one of them may say of itself in ids and titles, since readers search for it.
 OWN_WORDS = {
     "dataloader": "input",
     "optimizer": "optimizer",
