@@ -10,9 +10,9 @@ import numpy as np
 
 from advisor.advice.edits import Edit, Estimate, LaunchAsGraph, Remove, Retime
 from advisor.advice.finding import Finding
-from advisor.advice.graph import LAUNCH
 from advisor.advice.host_calls import Stretches
 from advisor.advice.loop import Loop
+from advisor.advice.replay.graph import LAUNCH
 from advisor.advice.rule import rule
 from advisor.advice.wording import count, duration, percent
 from advisor.trace.events import KERNEL, MEMSET

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from advisor.advice.edits import Estimate, Remove, Retime
-from advisor.advice.graph import SYNC_ALL, SYNC_SLOT, SYNC_STREAM
+from advisor.advice.replay.graph import SYNC_ALL, SYNC_SLOT, SYNC_STREAM
 from tests.advice.scripted import COMPUTE, RETURN, SIDE, UNRECORDED, Script, rows_named, us
 
 exactly = Estimate.exactly

@@ -30,7 +30,7 @@ ALL_STREAMS = -1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class HostWaits:
+class SyncCalls:
     """Calls that wait, or would wait if the device were slower.
 
     Attributes:
@@ -60,9 +60,9 @@ def _kind(name: str) -> int:
     return _MAYBE_DEVICE if _FREE.match(name) else 0
 
 
-def host_waits(
+def find_sync_calls(
     trace: Trace, rows: Launches, call_of: np.ndarray, stream: np.ndarray, calls: np.ndarray
-) -> HostWaits:
+) -> SyncCalls:
     """Find the waiting calls among those of the played steps.
 
     Args:
@@ -90,7 +90,7 @@ def host_waits(
         own[same & waited] = np.minimum(own[same & waited], min(usual, _PLAIN_NS))
     lag = np.maximum(table.end_ns[call] - awaited_ns, 0).astype(float)
     lag[~waited] = np.minimum(lag[~waited], _PLAIN_NS)
-    return HostWaits(call, until, lane, own, lag)
+    return SyncCalls(call, until, lane, own, lag)
 
 
 class _Look:

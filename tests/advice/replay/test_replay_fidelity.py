@@ -14,7 +14,7 @@ from advisor.roofline.analysis import analyse_timeline
 from advisor.trace.link import load
 from tests.conftest import SHARED
 
-_OWN = Path(__file__).parents[1] / "data"
+_OWN = Path(__file__).parents[2] / "data"
 _FOLDERS = ("traces/h200", "traces/public", "traces/public/ranks_dlrm", "truth/payoff")
 
 

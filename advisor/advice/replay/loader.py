@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from advisor.advice.host_calls import HostSide
-from advisor.advice.window import Windows
+from advisor.advice.replay.window import Windows
 
 #: A fetch without waiting takes no longer: unpickling, a pinned copy of handles.
 _PLAIN_NS = 300_000.0

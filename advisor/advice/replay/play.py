@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from advisor.advice.graph import FETCH, LAUNCH, RECORD, SYNC_ALL, SYNC_SLOT, SYNC_STREAM, WAIT
-from advisor.advice.tape import Tape
+from advisor.advice.replay.graph import FETCH, LAUNCH, RECORD, SYNC_ALL, SYNC_SLOT, SYNC_STREAM, WAIT
+from advisor.advice.replay.tape import Tape
 
 #: Rounds whose times differ by less than this share have settled.
 _SETTLED = 1e-6

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from advisor.advice.change import Change
-from advisor.advice.critical import CriticalPath, critical_path
-from advisor.advice.debias import (
+from advisor.advice.edits import Edit
+from advisor.advice.replay.change import Change
+from advisor.advice.replay.critical import CriticalPath, critical_path
+from advisor.advice.replay.debias import (
     AS_PROFILED,
     DRIFT,
     FETCH_DRIFT,
@@ -19,10 +20,9 @@ from advisor.advice.debias import (
     Speeds,
     likeliest_speeds,
 )
-from advisor.advice.edits import Edit
-from advisor.advice.graph import Graph, build_graph
-from advisor.advice.play import period_ns
-from advisor.advice.tape import tape_of
+from advisor.advice.replay.graph import Graph, build_graph
+from advisor.advice.replay.play import period_ns
+from advisor.advice.replay.tape import tape_of
 from advisor.roofline.analysis import Analysis
 
 

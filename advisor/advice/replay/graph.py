@@ -6,14 +6,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from advisor.advice.debias import swelling_ns
 from advisor.advice.host_calls import HostSide
-from advisor.advice.hostwaits import ALL_STREAMS, HostWaits, host_waits
-from advisor.advice.hostwork import HostWork, host_work
-from advisor.advice.launch_queue import find_queue
-from advisor.advice.loader import Loader, find_loader
-from advisor.advice.streams import Streams, device_order
-from advisor.advice.window import Windows, typical_steps
+from advisor.advice.replay.debias import swelling_ns
+from advisor.advice.replay.host_work import HostWork, host_work
+from advisor.advice.replay.launch_queue import find_queue
+from advisor.advice.replay.loader import Loader, find_loader
+from advisor.advice.replay.streams import Streams, device_order
+from advisor.advice.replay.sync_calls import ALL_STREAMS, SyncCalls, find_sync_calls
+from advisor.advice.replay.window import Windows, typical_steps
 from advisor.roofline.analysis import Analysis
 from advisor.trace.intervals import merged
 
@@ -102,7 +102,7 @@ def build_graph(analysis: Analysis) -> Graph:
     streams = device_order(trace, rows, submit)
 
     inside = np.flatnonzero(windows.at(trace.runtime.ts_ns) >= 0)
-    waits = host_waits(trace, rows, call_of, streams.stream, inside)
+    waits = find_sync_calls(trace, rows, call_of, streams.stream, inside)
     loader = find_loader(side, windows)
     played = (rows.launch_ts_ns >= 0) & (windows.at(rows.launch_ts_ns) >= 0)
     work = _work(analysis, host, waits, queue.blocked, queue.own_ns, loader)
@@ -149,7 +149,7 @@ def _fetching(host: HostWork, loader: Loader) -> np.ndarray:
 def _work(
     analysis: Analysis,
     host: HostWork,
-    waits: HostWaits,
+    waits: SyncCalls,
     blocked: np.ndarray,
     blocked_own_ns: float,
     loader: Loader,
@@ -176,7 +176,7 @@ def _items(
     streams: Streams,
     call_of: np.ndarray,
     played: np.ndarray,
-    waits: HostWaits,
+    waits: SyncCalls,
     loader: Loader,
 ) -> tuple[Items, int]:
     rows, calls = analysis.timeline.launches, analysis.timeline.trace.runtime

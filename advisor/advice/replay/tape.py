@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from advisor.advice.change import Change
-from advisor.advice.debias import Speed
-from advisor.advice.graph import LAUNCH
+from advisor.advice.replay.change import Change
+from advisor.advice.replay.debias import Speed
+from advisor.advice.replay.graph import LAUNCH
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -16,7 +16,7 @@ class Tape:
     """One round of steps, ready to play. Columns are lists with one entry an item, in the host's order.
 
     Attributes:
-        kind: see `advisor.advice.graph`.
+        kind: see `advisor.advice.replay.graph`.
         at_ns: host work before the item.
         stream: number of the stream, or -1.
         delay_ns: of a LAUNCH its latency; of a SYNC the time from the end of what it waits for.

@@ -9,7 +9,7 @@ import numpy as np
 
 from advisor.advice import edits
 from advisor.advice.edits import Edit
-from advisor.advice.graph import FETCH, LAUNCH, Graph, launches_in_ops
+from advisor.advice.replay.graph import FETCH, LAUNCH, Graph, launches_in_ops
 from advisor.trace.intervals import merged
 from advisor.trace.nesting import nearest
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from advisor.advice.window import Windows
+from advisor.advice.replay.window import Windows
 from advisor.trace.events import Trace
 from advisor.trace.intervals import covered_before
 from advisor.trace.nesting import Nesting

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from advisor.advice.hostwork import HostWork
+from advisor.advice.replay.host_work import HostWork
 from advisor.trace.events import Trace
 
 #: The profiler's share in a piece of host work is of no more than this, and as much for each Python frame

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from advisor.advice.debias import Speed, likeliest_speeds
 from advisor.advice.edits import Estimate, Remove, Retime
+from advisor.advice.replay.debias import Speed, likeliest_speeds
 from tests.advice.scripted import Script, rows_named, us
 
 exactly = Estimate.exactly

@@ -6,10 +6,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from advisor.advice.change import Change
-from advisor.advice.debias import Speed
-from advisor.advice.play import period_ns
-from advisor.advice.tape import tape_of
+from advisor.advice.replay.change import Change
+from advisor.advice.replay.debias import Speed
+from advisor.advice.replay.play import period_ns
+from advisor.advice.replay.tape import tape_of
 from advisor.roofline.launch_class import COLLECTIVE, LINK_COPIES
 
 #: So much shorter a part is made to see what of it the step feels; small, lest another path becomes critical.
