@@ -1,7 +1,9 @@
 """A live step under the rewriter: the object stays what it is, faults do no harm, undoing is whole."""
 
+import contextlib
 import copy
 import dataclasses
+import datetime
 import io
 import pickle
 import warnings
@@ -438,10 +440,20 @@ def test_a_trainer_trains_and_checkpoints_a_rewritten_step(tmp_path):
     assert type(swapped) is GPT
 
 
-def test_a_step_inside_ddp_and_ddp_around_a_step(tmp_path):
-    init = f"file://{tmp_path}/store"
-    torch.distributed.init_process_group("gloo", init_method=init, rank=0, world_size=1)
+@contextlib.contextmanager
+def alone():
+    """A group of one process, which waits for nobody: neither files nor addresses are needed."""
+    store = torch.distributed.HashStore()
+    seconds = datetime.timedelta(seconds=30)
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1, timeout=seconds)
     try:
+        yield
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def test_a_step_inside_ddp_and_ddp_around_a_step():
+    with alone():
         net, rewrite = installed()
         x = qkv()
         wrapped = nn.parallel.DistributedDataParallel(net)
@@ -452,17 +464,13 @@ def test_a_step_inside_ddp_and_ddp_around_a_step(tmp_path):
         net.scale.grad = None
         wrapped(*x).sum().backward()
         torch.testing.assert_close(ours, net.scale.grad)
-    finally:
-        torch.distributed.destroy_process_group()
 
 
-def test_a_class_that_fsdp_has_exchanged_already_is_subclassed_in_turn(tmp_path):
+def test_a_class_that_fsdp_has_exchanged_already_is_subclassed_in_turn():
     fsdp = pytest.importorskip("torch.distributed.fsdp")
     if not hasattr(fsdp, "fully_shard"):
         pytest.skip("this torch has no fully_shard")
-    init = f"file://{tmp_path}/store"
-    torch.distributed.init_process_group("gloo", init_method=init, rank=0, world_size=1)
-    try:
+    with alone():
 
         class Step(nn.Module):
             def __init__(self):
@@ -484,8 +492,6 @@ def test_a_class_that_fsdp_has_exchanged_already_is_subclassed_in_turn(tmp_path)
         torch.testing.assert_close(got.detach(), expected)
         rewrite.restore()
         assert type(net) is live
-    finally:
-        torch.distributed.destroy_process_group()
 
 
 def test_a_gpt_is_explained():
