@@ -112,6 +112,17 @@ class Loop:
                 found = found.get(key) if isinstance(found, Mapping) else None
         return found
 
+    @property
+    def peak_memory_bytes(self) -> float | None:
+        """High-water mark of the allocator, in the window or else before it; None where not recorded."""
+        found = (self.setting("peak_memory_bytes", part) for part in ("in_window", "before"))
+        return next((peak for peak in found if isinstance(peak, (int, float)) and peak), None)
+
+    @property
+    def memory_bytes(self) -> float | None:
+        """Memory of the device, as the capture saw it, or else of its kind; None where not known."""
+        return self.setting("device", "total_memory_bytes") or self.device.memory_bytes
+
     @cached_property
     def first_kernel_ns(self) -> np.ndarray:
         """int64 (steps,): host time of the first launch of each step that is no copy and no memset."""

@@ -104,8 +104,7 @@ def allocator(loop: Loop) -> Iterator[Finding]:
     took = runtime.dur_ns[chosen]
     by_name = Counter(names[name] for name in runtime.name[chosen].tolist())
     frees = chosen[named(names, runtime.name[chosen], re.compile("Free|Unmap|Release").search)]
-    total = loop.setting("device", "total_memory_bytes") or loop.device.memory_bytes
-    peak = loop.setting("peak_memory_bytes", "in_window")
+    peak, total = loop.peak_memory_bytes, loop.memory_bytes
     full = []
     if peak and total and peak > 0.85 * total:
         full = [

@@ -11,9 +11,9 @@ from advisor.advice.edits import Estimate, Retime
 from advisor.advice.evidence import kernel_lines, module_line, short_kernel
 from advisor.advice.finding import Finding
 from advisor.advice.loop import Loop
+from advisor.advice.nchw import nchw_rows
 from advisor.advice.rates import aligned
 from advisor.advice.rule import rule
-from advisor.advice.rules.layout import nchw_rows
 from advisor.advice.wording import count, duration, percent
 from advisor.roofline.costs import roles
 

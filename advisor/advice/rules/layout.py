@@ -10,11 +10,11 @@ from advisor.advice.edits import Edit, Estimate, Remove, Retime
 from advisor.advice.evidence import kernel_lines, module_line
 from advisor.advice.finding import Finding
 from advisor.advice.loop import Loop
+from advisor.advice.nchw import is_nchw, nchw_rows
 from advisor.advice.rates import at_most
 from advisor.advice.rule import rule
 from advisor.advice.wording import count, duration, percent
-from advisor.roofline.costs import Tensor, roles
-from advisor.trace.events import KERNEL
+from advisor.roofline.costs import Tensor
 
 #: Norms, poolings and their gradients over channels_last, as multiples of the roof with a start-up: two or
 #: three passes where the compulsory bytes are one.
@@ -42,7 +42,7 @@ def channels_last(loop: Loop) -> Iterator[Finding]:
     Silent where inputs are channels_last already, and in fp32 without TF32, where convolutions take NCHW.
     """
     loop.require(((loop.family == "convolution") & loop.counted).any(), "no convolutions")
-    nchw = [unit for unit in loop.calls.units if "conv" in unit.name and _is_nchw(unit.tensors)]
+    nchw = [unit for unit in loop.calls.units if "conv" in unit.name and is_nchw(unit.tensors)]
     transforms, others = nchw_rows(loop)
     if not len(transforms) or not nchw:
         return
@@ -72,32 +72,6 @@ def channels_last(loop: Loop) -> Iterator[Finding]:
         "images = images.to(device, memory_format=torch.channels_last, non_blocking=True)",
         risk="another algorithm of cuDNN: rounding differs; `.view` across channels has to become `.reshape`",
     )
-
-
-def nchw_rows(loop: Loop) -> tuple[np.ndarray, np.ndarray]:
-    """Layout transforms in convolutions; with any of them, norms and poolings on NCHW tensors too."""
-    phase = loop.in_phase("forward", "loss", "backward", "other") & loop.counted
-    layout = loop.by_name(lambda name: roles.role(name) == "layout", bool)
-    transforms = np.flatnonzero((loop.family == "convolution") & layout & phase)
-    if not len(transforms):
-        return transforms, transforms
-    beside = phase & np.isin(loop.family, ("norm", "pooling")) & (loop.rows.kind == KERNEL)
-    others = np.flatnonzero(beside & ~np.isnan(loop.analysis.bounds.roof_ns))
-    return transforms, others[np.array([_is_nchw_of(loop, row) for row in others.tolist()], bool)]
-
-
-def _is_nchw(tensors: list[Tensor]) -> bool:
-    """Whether the first tensor is an image batch whose channels lie apart."""
-    if not tensors or len(tensors[0].shape) not in (4, 5) or tensors[0].strides is None:
-        return False
-    image = tensors[0]
-    strides = image.strides or ()
-    return image.shape[1] > 1 and max(image.shape[2:]) > 1 and strides[1] != 1
-
-
-def _is_nchw_of(loop: Loop, row: int) -> bool:
-    unit = loop.calls.of_row.get(row)
-    return unit is not None and _is_nchw(unit.tensors)
 
 
 def _in_channels_last(loop: Loop, rows: np.ndarray) -> Estimate:

@@ -37,7 +37,7 @@ def room(loop: Loop) -> Iterator[Finding]:
     saving is told, since a step with more samples is not the same step. Silent in loops that keep the
     device busy; not applicable without the capture's figures.
     """
-    peak, total = _memory(loop)
+    peak, total = loop.peak_memory_bytes, loop.memory_bytes
     loop.require(peak and total, "peak memory was not recorded")
     assert peak
     assert total
@@ -93,7 +93,7 @@ def checkpointing(loop: Loop) -> Iterator[Finding]:
     again_ns = loop.per_step_ns(rows)
     if not len(rows) or again_ns > _MOST_OF_BACKWARD * backward_ns:
         return
-    peak, total = _memory(loop)
+    peak, total = loop.peak_memory_bytes, loop.memory_bytes
     if peak and total and peak > _FULL * total:
         return
     used = (
@@ -114,12 +114,6 @@ def checkpointing(loop: Loop) -> Iterator[Finding]:
         confidence="modelled" if peak and total and peak < _ROOM * total else "heuristic",
         note="" if peak and total else "whether the activations fit is not known",
     )
-
-
-def _memory(loop: Loop) -> tuple[float | None, float | None]:
-    """Peak allocated memory, and the device's own; None where not known."""
-    peak = loop.setting("peak_memory_bytes", "in_window") or loop.setting("peak_memory_bytes", "before")
-    return peak, loop.setting("device", "total_memory_bytes") or loop.device.memory_bytes
 
 
 def _recomputed(loop: Loop) -> np.ndarray:

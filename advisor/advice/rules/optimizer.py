@@ -137,7 +137,7 @@ def offload(loop: Loop) -> Iterator[Finding]:
         return
     took = loop.per_step_ns(rows)
     states = sum(t.numel for t in loop.trained) * 8.0
-    total, peak = loop.setting("device", "total_memory_bytes"), loop.setting("peak_memory_bytes", "in_window")
+    peak, total = loop.peak_memory_bytes, loop.memory_bytes
     fits, room = False, []
     if states and total and peak:
         fits = peak + states < 0.9 * total

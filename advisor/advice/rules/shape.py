@@ -241,9 +241,8 @@ def batch(loop: Loop) -> Iterator[Finding]:
 
 def _room(loop: Loop, factor: int) -> list[str] | None:
     """What is known of memory for a batch so much larger; None where it would not fit."""
-    peak = loop.setting("peak_memory_bytes", "in_window")
-    total = loop.device.memory_bytes
-    if not isinstance(peak, (int, float)) or not total:
+    peak, total = loop.peak_memory_bytes, loop.memory_bytes
+    if not peak or not total:
         return ["peak memory was not recorded: watch it when the batch grows"]
     fixed = sum(tensor.numel * 16 for tensor in loop.trained)
     needed = fixed + max(0.0, peak - fixed) * factor
