@@ -23,6 +23,7 @@ from advisor.roofline.attach import operator_call
 from advisor.roofline.bound import FLAGS
 from advisor.roofline.costs import OpCall, Tensor
 from advisor.roofline.devices import Device
+from advisor.roofline.launch_class import HOST_COPY, PAGEABLE_COPY, goes_to_host
 from advisor.trace.events import KERNEL
 from advisor.trace.link import Launches, Timeline
 from advisor.trace.names import coded, named
@@ -172,6 +173,20 @@ class Loop:
         pairs, inverse = np.unique(np.stack([op_name, self.rows.name], axis=1), axis=0, return_inverse=True)
         found = [costs.family(names[op] if op >= 0 else "", names[kernel]) for op, kernel in pairs.tolist()]
         return np.array(found, object)[inverse.reshape(-1)] if len(self.rows) else np.zeros(0, object)
+
+    @cached_property
+    def to_host(self) -> np.ndarray:
+        """bool (launches,): copies from the device to the host."""
+        return self._host_copies & self.by_name(goes_to_host, bool)
+
+    @cached_property
+    def to_device(self) -> np.ndarray:
+        """bool (launches,): copies from the host to the device."""
+        return self._host_copies & ~self.by_name(goes_to_host, bool)
+
+    @property
+    def _host_copies(self) -> np.ndarray:
+        return np.isin(self.analysis.classes, (HOST_COPY, PAGEABLE_COPY))
 
     def in_phase(self, *phases: str) -> np.ndarray:
         """bool (launches,): in one of these phases."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from advisor.advice.wording import count, duration
+from advisor.roofline.launch_class import PAGEABLE_COPY
 from advisor.trace.nesting import Nesting
 
 if TYPE_CHECKING:
@@ -19,8 +20,6 @@ if TYPE_CHECKING:
 _WAITS = (
     r"^(cuda|hip|cu|acl|musa)\w*(Stream|Device|Event|Ctx)_?Synchronize|^hipMemcpyWithStream$|^cudaMemcpy$"
 )
-_TO_DEVICE = re.compile(r"(?i)htod|host_?to_?device|(pageable|pinned|host) -> (device|array)")
-_TO_PAGEABLE = re.compile(r"(?i)(device|array) -> pageable")
 #: Ranges in which the framework itself waits, for its own timing or its communication.
 _FRAMEWORK = r"^DistributedDataParallel\.|^nccl:|^advisor::"
 #: The first that any operator around the call matches; operators innermost first.
@@ -95,12 +94,11 @@ def host_waits(loop: Loop) -> list[Wait]:
     blocking = host.calls_named(_WAITS)
     # A copy into pageable memory returns when it is done, by itself.
     launching = np.flatnonzero(host.row >= 0)
-    to_pageable = loop.by_name(lambda name: _TO_PAGEABLE.search(name) is not None, bool)
+    to_pageable = loop.to_host & (loop.analysis.classes == PAGEABLE_COPY)
     blocking[launching[to_pageable[host.row[launching]]]] = True
-    to_device = loop.by_name(lambda name: _TO_DEVICE.search(name) is not None, bool)
     sending = {
         above
-        for op in np.unique(rows.op[to_device & (rows.op >= 0)]).tolist()
+        for op in np.unique(rows.op[loop.to_device & (rows.op >= 0)]).tolist()
         for above in (op, *_copying_around(loop, op))
     }
     blocking &= host.counted & ~np.isin(host.op, list(sending))

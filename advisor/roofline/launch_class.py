@@ -62,6 +62,16 @@ def launch_classes(kind: np.ndarray, name: np.ndarray, names: Sequence[str]) -> 
     return np.array(found, np.uint8)[inverse.reshape(-1)]
 
 
+def goes_to_host(name: str) -> bool:
+    """Whether a copy over the host link, by its name, leaves the device.
+
+    Example:
+        >>> goes_to_host("Memcpy DtoH (Device -> Pageable)"), goes_to_host("Memcpy HtoD (Pinned -> Device)")
+        (True, False)
+    """
+    return _TO_HOST.search(name.lower()) is not None
+
+
 def measured_link(name: str) -> str:
     """Which measured figure of the host link a copy is set against, by its name: direction and host memory.
 
@@ -71,9 +81,8 @@ def measured_link(name: str) -> str:
         >>> measured_link("Memcpy DtoH (Device -> Pageable)")
         'to_host_pageable'
     """
-    lowered = name.lower()
-    direction = "to_host" if _TO_HOST.search(lowered) else "to_device"
-    return f"{direction}_{'pageable' if 'pageable' in lowered else 'pinned'}"
+    direction = "to_host" if goes_to_host(name) else "to_device"
+    return f"{direction}_{'pageable' if 'pageable' in name.lower() else 'pinned'}"
 
 
 def device_traffic(classes: np.ndarray, copy_bytes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -12,7 +12,7 @@ from advisor.advice.finding import Finding
 from advisor.advice.loop import Loop
 from advisor.advice.rule import rule
 from advisor.advice.wording import count, duration, percent, rate, size
-from advisor.roofline.launch_class import HOST_COPY, PAGEABLE_COPY
+from advisor.roofline.launch_class import PAGEABLE_COPY
 
 #: A smaller share of the step is not worth workers, or more of them: taking a ready batch takes its time too.
 _WORTH, _WORTH_MORE = 0.02, 0.05
@@ -32,7 +32,6 @@ _LINK_REACHED = Estimate(0.5, 0.82, 0.9)
 _COPY_START_NS = 2_000.0
 #: Copies of less are latency, not data.
 _SMALL_BYTES = 1 << 16
-_TO_DEVICE = r"(?i)htod|host_?to_?device|(pageable|pinned|host) -> (device|array)"
 
 
 @rule(
@@ -294,7 +293,7 @@ def _shown(value: object) -> str:
 def _to_device_copies(loop: Loop) -> tuple[np.ndarray, np.ndarray]:
     """bool (launches,): copies from host to device; and pairs (launching call, waiting call) of one
     operator."""
-    copies = loop.kernels_named(_TO_DEVICE) & np.isin(loop.analysis.classes, (HOST_COPY, PAGEABLE_COPY))
+    copies = loop.to_device
     host, waiting = loop.host, loop.host.calls_named(r"(Stream|Device|Event)Synchronize")
     launched = host.call_of[copies & (host.call_of >= 0)]
     by_op = {

@@ -128,9 +128,7 @@ def offload(loop: Loop) -> Iterator[Finding]:
     Recognised by copies of over 1 MB a step between host and device in the optimizer phase. The saving
     counts the copies alone; the CPU's own work is not seen in a trace. Silent without such copies.
     """
-    copies = loop.kernels_named(
-        r"(?i)htod|dtoh|(pageable|pinned|host) -> device|device -> (pageable|pinned|host)"
-    )
+    copies = loop.to_device | loop.to_host
     rows = np.flatnonzero(copies & loop.counted & loop.in_phase("optimizer") & (loop.rows.bytes > 0))
     moved = float(loop.rows.bytes[rows].sum()) / max(loop.steps, 1)
     if moved < 1e6:
