@@ -20,7 +20,6 @@ from advisor.advice.waits import Wait, host_waits
 from advisor.roofline import costs
 from advisor.roofline.analysis import Analysis
 from advisor.roofline.attach import operator_call
-from advisor.roofline.bound import FLAGS
 from advisor.roofline.costs import OpCall, Tensor
 from advisor.roofline.devices import Device
 from advisor.roofline.launch_class import HOST_COPY, PAGEABLE_COPY, goes_to_host
@@ -194,7 +193,7 @@ class Loop:
 
     def flagged(self, flag: str) -> np.ndarray:
         """bool (launches,): carries this flag of `advisor.roofline.bound.FLAGS`."""
-        return (self.analysis.bounds.flags & (1 << FLAGS.index(flag))) > 0
+        return self.analysis.bounds.has_flag(flag)
 
     def kernels_named(self, pattern: str) -> np.ndarray:
         """bool (launches,): the kernel's name matches."""

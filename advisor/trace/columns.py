@@ -96,9 +96,7 @@ _Extra = Callable[[list[Any], list[bytes], Counter[str]], dict[str, np.ndarray]]
 class _Part:
     """Columns of one kind of event, batch upon batch."""
 
-    def __init__(
-        self, extra: Callable[[list[Any], list[bytes], Counter[str]], dict[str, np.ndarray]]
-    ) -> None:
+    def __init__(self, extra: _Extra) -> None:
         self._extra = extra
         self._columns: dict[str, list[np.ndarray]] = defaultdict(list)
         self._args: list[tuple[bytes, np.ndarray]] = []
@@ -218,19 +216,6 @@ class TraceBuilder:
             meta=bounded(meta),
             losses=[*losses, *odd],
         )
-
-
-def build_trace(
-    events: Iterable[Any],
-    meta: dict[str, Any],
-    path: str,
-    size_bytes: int | None,
-    losses: Iterable[Loss] = (),
-) -> Trace:
-    """A trace from events that are all at hand; see `TraceBuilder`."""
-    builder = TraceBuilder()
-    builder.add(events)
-    return builder.finish(meta, path, size_bytes, losses)
 
 
 def _floats(values: list[Any]) -> np.ndarray:

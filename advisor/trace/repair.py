@@ -48,23 +48,14 @@ _DETAILS = {
 }
 
 
-def salvage(data: bytes) -> tuple[list[RawEvent], dict[str, Any], list[Loss]]:
-    """Read what can be read of a broken trace.
+class Salvager:
+    """One pass over a broken file, block by block.
+
+    Byte offsets in what is told are those of the UTF-8 text without its byte-order mark.
 
     Args:
         data: the uncompressed file.
-
-    Returns:
-        The events (none where the bytes are no trace at all), the other top-level entries, and what was
-        mended or lost. Byte offsets are those of the UTF-8 text without its byte-order mark.
     """
-    salvager = Salvager(data)
-    events = [event for batch in salvager.batches() for event in batch]
-    return events, salvager.meta(), salvager.losses()
-
-
-class Salvager:
-    """One pass over a broken file, block by block."""
 
     def __init__(self, data: bytes) -> None:
         self._counts: dict[str, int] = {}
@@ -233,9 +224,6 @@ def describe(data: bytes) -> str:
     return f"a JSON {kind} (byte {len(data) - len(data.lstrip())})"
 
 
-_ANYTHING: msgspec.json.Decoder[Any] = msgspec.json.Decoder(
-    dict[str, msgspec.Raw] | list[msgspec.Raw] | float | str | bool | None
-)
 _EVENTS_KEY = b'"traceEvents"'
 _MAGIC = {
     b"PK\x03\x04": "a zip archive; unpack it",

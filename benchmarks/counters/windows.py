@@ -22,14 +22,6 @@ KEPT_ARGS = (
     "External id", "correlation", "device", "context", "stream", "grid", "block", "bytes", "kernel_num_gb",
 )  # fmt: skip
 DEVICE_EVENTS = ("kernel", "gpu_memcpy", "gpu_memset")
-KEPT_FIELDS = ("ph", "cat", "name", "pid", "tid", "ts", "dur")
-KEPT_META = (
-    "schemaVersion",
-    "deviceProperties",
-    "cuda_driver_version",
-    "displayTimeUnit",
-    "baseTimeNanoseconds",
-)
 
 
 class Window:
