@@ -189,7 +189,7 @@ def gate(loop: Loop) -> Iterator[Finding]:
         title=f"gated activation {groups[0].what}",
         fix=_gate_fix(groups[0].units[0].name),
         risk="the activation is not rounded to 16 bits before the product",
-        swap="activation",
+        swap="gate",
     )
 
 

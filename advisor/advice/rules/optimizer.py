@@ -111,6 +111,7 @@ def fused(loop: Loop) -> Iterator[Finding]:
         fix_torch=f"torch.optim.{name}(model.parameters(), lr=..., fused=True)" + older,
         risk="the last bits differ; all parameters must be on one kind of device",
         confidence="modelled",
+        swap="optimizer",
     )
 
 

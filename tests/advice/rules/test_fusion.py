@@ -93,6 +93,7 @@ def test_activation_times_another_product_is_a_gate():
     # GIVEN 320 µs forward and 550 µs backward, fused about 111 and 184
     said = ask("fusion.gate", product(), *gated(X))
     assert 0.5 < likely_ms(said) < 0.62
+    assert said.advice[0].finding.swap == "gate"
 
 
 def test_activation_scaled_by_a_row_is_no_gate():

@@ -42,6 +42,7 @@ def test_a_foreach_adamw_is_told_the_time_of_its_bytes_moved_once():
     assert "AdamW optimizer steps by 8 foreach kernels, 0.80 ms" in found.title
     assert "fused=True" in found.fix
     assert "fused=None, foreach=None" in found.fix
+    assert found.swap == "optimizer"
     # THEN seven of the eight kernels' time goes
     assert saving(found, loop).likely_ns == pytest.approx(800 - fused_us, abs=30)
 

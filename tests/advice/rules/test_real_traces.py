@@ -11,6 +11,7 @@ import pytest
 from advisor.advice.advise import advise
 from advisor.advice.finding import Advice, Advised
 from advisor.roofline.analysis import Analysis, analyse_timeline
+from advisor.swap.site import KINDS
 from advisor.trace.link import load
 from tests.advice.rules.models import MODEL
 
@@ -66,6 +67,7 @@ def test_no_rule_breaks_and_none_speaks_in_anothers_name(path):
     for advice in advised(path).advice:
         assert advice.finding.fix
         assert all(advice.finding.evidence)
+        assert advice.finding.swap in (None, *KINDS)
     for advice in said(LOOP, path):
         words = f"{advice.rule} {advice.finding.title}".lower()
         family = advice.rule.partition(".")[0]
