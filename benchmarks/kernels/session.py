@@ -59,11 +59,11 @@ def steps(out: Path, families: Sequence[str]) -> list[Step]:
         _step("tests", 180, "pytest", "tests/kernels", "-m", "gpu and quick", "-q", "-n", "8"),
         _step("check", 120, "benchmarks.kernels.check", "--output", str(out / "check.json")),
         *bench("quick", 45, "--quick"),
-        _step("tune attention", 100, "benchmarks.tune_attention", "--budget-s", "75"),
+        _step("tune attention", 100, "benchmarks.kernels.tune_attention", "--budget-s", "75"),
         tune("norm", "backward", 60),
         tune("bias_act_norm", "backward", 60),
         tune("norm", "forward", 45),
-        _step("tune paged_attention", 60, "benchmarks.tune_paged_attention", "--budget-s", "40"),
+        _step("tune paged_attention", 60, "benchmarks.kernels.tune_paged_attention", "--budget-s", "40"),
         _step(
             "sanitize", 180, "benchmarks.kernels.sanitize", "--budget-s", "170",
             "--output", str(out / "sanitizer"),

@@ -12,13 +12,12 @@ from __future__ import annotations
 import argparse
 import importlib
 import itertools
-import statistics
 from collections.abc import Iterator, Mapping
 
 import torch
 from advisor.kernels._device import architecture
 from advisor.kernels._launch import LaunchTable, next_power_of_2
-from advisor.kernels.bench.timing import Case, _interleaved, _warm_up
+from advisor.kernels.bench.timing import Case, median_ms
 
 VALUES: dict[str, tuple[int, ...]] = {
     "num_warps": (1, 2, 4, 8, 16, 32),
@@ -53,12 +52,9 @@ def tune(case: Case, table: LaunchTable, cols: int, repeats: int) -> list[tuple[
     for params in list(candidates(table.pick(next_power_of_2(cols), device), next_power_of_2(cols))):
         table.rows = {**before, arch: ((None, params),)}
         try:
-            host_ns = _warm_up(calls)
+            found.append((median_ms(calls, repeats), params))
         except (RuntimeError, ValueError) as error:
             print(f"  {params}: {type(error).__name__}", flush=True)
-            continue
-        times = _interleaved({"ours": calls}, {"ours": host_ns}, len(calls), repeats)["ours"]
-        found.append((statistics.median(times), params))
     table.rows = before
     return sorted(found, key=lambda entry: entry[0])
 

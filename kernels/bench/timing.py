@@ -145,21 +145,28 @@ def measure(case: Case, *, repeats: int = 40) -> Result:
     return result
 
 
+def median_ms(calls: Sequence[Call], repeats: int) -> float:
+    """Median time of one variant's calls, which take turns, after a warm-up.
+
+    Args:
+        calls: the same work on one set of inputs each.
+        repeats: timed calls.
+    """
+    host_ns = _warm_up(calls)
+    return statistics.median(_interleaved({"": calls}, {"": host_ns}, len(calls), repeats)[""])
+
+
 def copy_bandwidth(size_bytes: int = 2**30, repeats: int = 20) -> float:
     """Bytes per second of a device-to-device copy, read and written bytes counted."""
     source = torch.randint(0, 255, (size_bytes,), dtype=torch.uint8, device="cuda")
     target = torch.empty_like(source)
-    calls = {"copy": [lambda: target.copy_(source)]}
-    host = {"copy": _warm_up(calls["copy"])}
-    return 2 * size_bytes / statistics.median(_interleaved(calls, host, 1, repeats)["copy"]) * 1e3
+    return 2 * size_bytes / median_ms([lambda: target.copy_(source)], repeats) * 1e3
 
 
 def matmul_rate(dtype: torch.dtype = torch.bfloat16, n: int = 8192, repeats: int = 20) -> float:
     """FLOP/s of an n x n x n matrix product of random numbers through PyTorch."""
     a, b = (torch.randn(n, n, device="cuda", dtype=dtype) for _ in range(2))
-    calls = {"matmul": [lambda: a @ b]}
-    host = {"matmul": _warm_up(calls["matmul"])}
-    return 2 * n**3 / statistics.median(_interleaved(calls, host, 1, repeats)["matmul"]) * 1e3
+    return 2 * n**3 / median_ms([lambda: a @ b], repeats) * 1e3
 
 
 def _warm_up(calls: Sequence[Call], rounds: int = 3) -> float:

@@ -1,6 +1,6 @@
 """Times launch parameters of paged attention on this GPU, each checked against the table's present ones.
 
-    python -m benchmarks.tune_paged_attention [--dims 64 128 256] [--budget-s 60]
+    python -m benchmarks.kernels.tune_paged_attention [--dims 64 128 256] [--budget-s 60]
 
 Prints, fastest first, what `SPLIT` of `kernels/_paged_ops.py` may take over for this architecture: the sum of
 the times of a batch of sequences and of a single long one. A candidate costs seconds to compile; the
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import statistics
 import time
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -21,7 +20,7 @@ from advisor.kernels import _paged_ops as ops
 from advisor.kernels._device import architecture
 from advisor.kernels._launch import next_power_of_2
 from advisor.kernels.bench.paged_attention import Shape, inputs
-from advisor.kernels.bench.timing import _interleaved, _warm_up
+from advisor.kernels.bench.timing import median_ms
 from advisor.kernels.paged_attention import paged_attention
 
 #: Tokens a tile: as many bytes as the present tile has, half and twice as many.
@@ -44,14 +43,13 @@ def candidates(now: Mapping[str, int]) -> Iterator[dict[str, int]]:
             yield row | {"per_sm": per_sm, "maxnreg": min(registers, 255)}
 
 
-def median_ms(shape: Shape, sets: list[Any], expected: list[torch.Tensor]) -> float:
-    """Time of one call; raises where the result is another."""
+def checked_ms(shape: Shape, sets: list[Any], expected: list[torch.Tensor]) -> float:
+    """Median time of one call; raises where the result is another."""
     longest = max(shape.lens)
     calls = [lambda given=given: paged_attention(*given, max_context_len=longest) for given in sets]
     for call, right in zip(calls, expected, strict=True):
         torch.testing.assert_close(call(), right, atol=2e-2, rtol=2e-2)
-    host_ns = _warm_up(calls)
-    return statistics.median(_interleaved({"ours": calls}, {"ours": host_ns}, len(calls), 12)["ours"])
+    return median_ms(calls, 12)
 
 
 def tune(dim: int, budget_s: float) -> list[tuple[float, dict[str, int]]]:
@@ -67,7 +65,7 @@ def tune(dim: int, budget_s: float) -> list[tuple[float, dict[str, int]]]:
             break
         ops.SPLIT.rows = {**before, arch: ((None, row),)}
         try:
-            times = [median_ms(*pair, right) for pair, right in zip(given, expected, strict=True)]
+            times = [checked_ms(*pair, right) for pair, right in zip(given, expected, strict=True)]
         except Exception as error:  # noqa: BLE001
             print(f"  {row}: {type(error).__name__}", flush=True)
             continue

@@ -1,6 +1,6 @@
 """Times launch parameters of the attention kernels on this GPU, each checked against PyTorch's attention.
 
-    python -m benchmarks.tune_attention [--dims 64 128] [--full] [--budget-s 60]
+    python -m benchmarks.kernels.tune_attention [--dims 64 128] [--full] [--budget-s 60]
 
 Prints, fastest first, what `kernels/_attention_launch.py` may take over for this architecture. A candidate
 costs about a second to compile; the likeliest come first, and each kernel goes on with the fastest before it.
