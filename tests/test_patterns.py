@@ -25,6 +25,7 @@ MATCHED_ONLY = {
     "advisor.trace.mend._AFTER_OTHER",
     "advisor.report.names._CPP",
     "advisor.report.gates._NUMBER",
+    "advisor.report.hta_basis._COLLECTIVE",
 }
 
 
