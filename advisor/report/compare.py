@@ -8,10 +8,8 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import msgspec
-
 from advisor.report import format as fmt
-from advisor.report.model import KernelGroup, Report
+from advisor.report.model import KernelGroup, Report, Struct
 
 #: Runs of one program differ by this much though their own steps do not: below it nothing is called a change.
 NOISE_FLOOR = 0.01
@@ -27,11 +25,7 @@ _FEW = 5
 _KNOWN_MODULES = 0.5
 
 
-class Struct(msgspec.Struct, kw_only=True):
-    """Base of the parts of a comparison."""
-
-
-class Side(Struct):
+class Side(Struct, kw_only=True):
     """One of the two."""
 
     #: As given.
@@ -46,7 +40,7 @@ class Side(Struct):
     verdict: str
 
 
-class Change(Struct):
+class Change(Struct, kw_only=True):
     """One figure on both sides."""
 
     #: What it is.
@@ -64,7 +58,7 @@ class Change(Struct):
         return None if self.before is None or self.after is None else self.after - self.before
 
 
-class KernelChange(Struct):
+class KernelChange(Struct, kw_only=True):
     """Work of one operator in one kind of module and phase, on both sides."""
 
     #: Operator; the kernel's name where there is none.
@@ -87,7 +81,7 @@ class KernelChange(Struct):
     kernels: list[str] = []
 
 
-class Comparison(Struct):
+class Comparison(Struct, kw_only=True):
     """Two reports beside each other."""
 
     #: One sentence.
