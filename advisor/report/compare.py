@@ -78,7 +78,7 @@ class KernelChange(Struct, kw_only=True):
     #: appeared, vanished, faster, slower or same.
     change: str
     #: Kernels that did most of the work, before and after; empty where it does not occur.
-    kernels: list[str] = []
+    kernels: list[str]
 
 
 class Comparison(Struct, kw_only=True):
@@ -99,13 +99,13 @@ class Comparison(Struct, kw_only=True):
     #: Changes below this are noise; null where it cannot be told.
     noise_fraction: float | None
     #: Headline figures.
-    figures: list[Change] = []
+    figures: list[Change]
     #: Shares of the step on the device's clock, in ms.
-    breakdown: list[Change] = []
+    breakdown: list[Change]
     #: Largest change first.
-    kernels: list[KernelChange] = []
+    kernels: list[KernelChange]
     #: What stands in the way of comparing.
-    remarks: list[str] = []
+    remarks: list[str]
 
 
 def compare(before: Report, after: Report) -> Comparison:
