@@ -351,6 +351,12 @@ class TrainingAdvisor(Root, *lightning_bases(import_any=True)):  # type: ignore[
         self._window = window
 
     def _begin_swap(self, trainer: Any, pl_module: Any) -> None:
+        asking = [c for c in trainer.callbacks if isinstance(c, TrainingAdvisor) and c.swap is not None]
+        if self.swap is not None and asking[0] is not self:
+            # What two change in turns, neither could take back.
+            if trainer.is_global_zero:
+                notify.info("swap: nothing is swapped by a second callback; the first one does")
+            return
         self._swapping = swapping_start.begin(
             trainer,
             pl_module,

@@ -140,13 +140,14 @@ class Swapping(Idle):
         elif self.state is not State.DONE:
             self._end("the run ended before a steady step could be watched")
         if not self._keep:
-            self._take_back()
+            self._let_go()
 
     def interrupt(self) -> None:
         """The run was left by an exception: everything is put back."""
         self._take_back()
         if self.state is not State.DONE:
             self._end("the run was interrupted")
+        self._let_go()
 
     def refresh(self) -> None:
         """The recording and its report may be there by now: bring them up to date."""
@@ -175,7 +176,10 @@ class Swapping(Idle):
             left = ahead.left_in_epoch + ahead.left_later - self._to_watch
         cycles = cycles_per_block(left, self._cycle)
         if not cycles:
-            return Order(go=False, why=f"the {left} batches that are left are too few to compare whole steps")
+            return Order(
+                go=False,
+                why=f"the {max(0, left or 0)} batches that are left are too few to compare whole steps",
+            )
         lacking = self._engine.lacks_memory()
         return Order(go=not lacking, why=lacking, cycles=cycles)
 
@@ -275,6 +279,15 @@ class Swapping(Idle):
             self._engine.release()
         except Exception as error:  # noqa: BLE001
             notify.warn(f"swap could not put everything back: {type(error).__name__}: {error}")
+
+    def _let_go(self) -> None:
+        """Everything is as it was, for good: the callback may outlive the run, and must not hold it."""
+        try:
+            self._engine.close()
+        except Exception as error:  # noqa: BLE001
+            notify.warn(f"swap could not put everything back: {type(error).__name__}: {error}")
+        self._trainer = None
+        self._ranks.let_go()
 
     def _end(self, why: str, *, kept: bool = False) -> None:
         """Nothing more is decided: say what came of it, and leave it for the report."""

@@ -193,6 +193,16 @@ class Engine:
             faults, self._journal.faults = "; ".join(self._journal.faults), []
             raise RuntimeError(faults)
 
+    def close(self) -> None:
+        """Take everything back, and let go of the loop; nothing more can be asked."""
+        try:
+            self.restore()
+        finally:
+            self.release()
+            if self._patterns is not None:
+                self._patterns.close()
+            self._patterns, self._model, self._optimizers = None, None, ()
+
     def _headroom_bytes(self) -> int | None:
         return headroom_bytes(self._model.device.type)
 

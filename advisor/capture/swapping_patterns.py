@@ -99,6 +99,10 @@ class PatternFinder:
         """Let go of copies of the loop's tensors."""
         self._rewrite.rewriter.forget_examples()
 
+    def close(self) -> None:
+        """The step is the original's for good: graphs and what Dynamo made of them are let go of."""
+        self._rewrite.close()
+
 
 def uncovered(site: Site, patterns: Sequence[Site]) -> Site | None:
     """A module site without the places whose work is a site of the step's graph too; None if none is left."""

@@ -39,6 +39,10 @@ class Ranks:
         self.first = rank == 0
         self.alone = count == 1
 
+    def let_go(self) -> None:
+        """Nothing more is said."""
+        self._strategy = None
+
     def hear(self, order: Order) -> Order:
         """Rank 0's order, on each rank."""
         return order if self.alone else self._strategy.broadcast(order)  # type: ignore[no-any-return]

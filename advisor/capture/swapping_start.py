@@ -10,6 +10,7 @@ from advisor.capture import notify
 from advisor.errors import UsageError
 
 if TYPE_CHECKING:
+    from advisor.capture.swapping_engine import Engine
     from advisor.capture.window import Window
 
 
@@ -58,7 +59,11 @@ def check_swap(swap: Any, max_memory_growth: Any) -> None:
         raise UsageError(f"swap_max_memory_growth={max_memory_growth!r}: give a fraction from 0, such as 0.1")
     if swap is None:
         return
-    if not isinstance(swap, (str, list, tuple)) or not all(isinstance(kind, str) for kind in swap):
+    if (
+        not isinstance(swap, (str, list, tuple))
+        or not swap
+        or not all(isinstance(kind, str) for kind in swap)
+    ):
         raise UsageError(f"swap={swap!r}: give None, 'auto' or a list of kinds")
     from advisor.swap.kinds.registry import chosen_kinds
 
@@ -130,9 +135,19 @@ def begin(
         max_memory_growth=max_memory_growth,
         is_steady=is_steady,
         folder=folder,
-        unable=why_not(trainer) or engine.unable(),
+        unable=why_not(trainer) or _unable(engine),
         remarks=[left] if left else [],
     )
+
+
+def _unable(engine: Engine) -> str:
+    """Why nothing can be swapped; a fault is one reason more, which the other ranks must hear of too."""
+    try:
+        return engine.unable()
+    except Exception as error:  # noqa: BLE001
+        why = f"{type(error).__name__}: {error}"
+        notify.warn(f"swap is off, training goes on as before: {why}")
+        return why
 
 
 def _say(trainer: Any, line: str) -> None:

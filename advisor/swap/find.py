@@ -69,7 +69,13 @@ class ModuleFinder:
         self.skipped: list[Skipped] = []
         self._watched: list[tuple[str, nn.Module, list[ModuleKind]]] = []
         for path, module, reason in walk(model):
-            found = [k for k in module_kinds(kinds) if k.watches(module)]
+            try:
+                found = [k for k in module_kinds(kinds) if k.watches(module)]
+            except Exception as error:  # noqa: BLE001  a class of its own make, such as TorchScript's
+                self.skipped.append(
+                    Skipped(path, type(module).__name__, reason or f"a look at it {said(error)}")
+                )
+                continue
             if found and reason:
                 self.skipped.append(Skipped(path, type(module).__name__, reason))
             elif found:
@@ -116,6 +122,8 @@ class ModuleFinder:
             classes: dict[type, type[nn.Module]] = {}
             for path, module in zip(outcome.site.where, outcome.site.places, strict=True):
                 base = type(module)
+                if hasattr(base, MARK):  # by someone else since it was looked at
+                    continue
                 if base not in classes:
                     classes[base] = swapped_class(base, outcome.chosen, keys)
                 made.append(class_change(path, module, classes[base]))
@@ -192,6 +200,8 @@ def _unchangeable(module: nn.Module) -> str:
         return "is parametrized"
     if any(nn.utils.parametrize.is_parametrized(child) for child in module.children()):
         return "a module within it is parametrized"
+    if any(map(nn.parameter.is_lazy, module.parameters())):
+        return "has parameters that its first call makes"
     computed = [k for k, v in vars(module).items() if isinstance(v, torch.Tensor) and v.requires_grad]
     if computed:
         return f"its {computed[0]} is computed from other parameters"

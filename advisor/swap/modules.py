@@ -96,12 +96,18 @@ def swapped_class(
 
     def __reduce_ex__(self: nn.Module, protocol: Any) -> Any:
         twin = object.__new__(base)
-        twin.__dict__ = self.__dict__
+        object.__setattr__(twin, "__dict__", self.__dict__)
         reduced = twin.__reduce_ex__(protocol)
         if isinstance(reduced, tuple) and reduced[:2] == (copyreg.__newobj__, (base,)):  # type: ignore[attr-defined]
             # Pickle takes that only for an object's own class.
             return (copyreg._reconstructor, (base, object, None), *reduced[2:])  # type: ignore[attr-defined]
         return reduced
+
+    def __deepcopy__(self: nn.Module, memo: Any) -> Any:
+        copy = base.__deepcopy__(self, memo)  # type: ignore[attr-defined]
+        if type(copy) is type(self):
+            set_class(copy, base)
+        return copy
 
     forward.__doc__ = base.forward.__doc__
     body = {
@@ -112,6 +118,8 @@ def swapped_class(
         "__doc__": base.__doc__,
         MARK: candidate.name,
     }
+    if hasattr(base, "__deepcopy__"):
+        body["__deepcopy__"] = __deepcopy__
     metaclass: Any = type(base)
     return metaclass(base.__name__, (base,), body)  # type: ignore[no-any-return]
 
@@ -123,19 +131,24 @@ def _traced() -> bool:
     return torch.jit.is_tracing() or torch._C._are_functorch_transforms_active()
 
 
+def set_class(module: nn.Module, cls: type[nn.Module]) -> None:
+    """Exchange a module's class, whatever `__setattr__` of its own it has."""
+    object.__setattr__(module, "__class__", cls)
+
+
 def class_change(where: str, module: nn.Module, made: type[nn.Module]) -> Change:
     """The change of one module's class, to `made`."""
     base = made.__bases__[0]
 
     def do() -> None:
-        module.__class__ = made
+        set_class(module, made)
 
     def undo() -> None:
         if type(module) is made:
-            module.__class__ = base
+            set_class(module, base)
         elif made in type(module).__mro__:
             # Someone (a sharding wrapper, a parametrization) has subclassed ours since: that stays.
-            module.__class__ = _without(type(module), made)
+            set_class(module, _without(type(module), made))
 
     return Change(f"{where}: {getattr(made, MARK)}", do, undo)
 

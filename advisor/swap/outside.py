@@ -71,7 +71,7 @@ def swap_model(
         return swapper
     args, kwargs = _call(inputs)
     kept = kept_state(devices_of([model, args, kwargs]))
-    with swapper.watch(), kept, _kept_buffers(model), torch.enable_grad():
+    with swapper.watch(), kept, _kept_buffers(whole), torch.enable_grad():
         result = model(*args, **kwargs)
         if loss is not None:
             loss(result)
@@ -90,12 +90,19 @@ def _call(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 @contextmanager
 def _kept_buffers(model: nn.Module) -> Iterator[None]:
     """Running statistics and the like are after it as before it."""
-    before: list[tuple[Tensor, Tensor]] = [(b, b.detach().clone()) for b in model.buffers()]
+    before: list[tuple[nn.Module, str, Tensor, Tensor]] = [
+        (module, name, buffer, buffer.detach().clone())
+        for module in model.modules()
+        for name, buffer in module._buffers.items()
+        if buffer is not None and not nn.parameter.is_lazy(buffer)
+    ]
     try:
         yield
     finally:
         with torch.no_grad():
-            for buffer, old in before:
+            for module, name, buffer, old in before:
+                # One that a call replaces, such as a count, is put back as the same object.
+                module._buffers[name] = buffer
                 # Not by their versions, which batch norm leaves as they are; nor where nothing was changed.
                 if not torch.equal(buffer, old):
                     buffer.copy_(old)

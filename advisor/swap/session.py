@@ -72,7 +72,7 @@ class Swapper:
             with self._guarded("the model could not be searched"):
                 self._finders = [ModuleFinder(model, self.kinds)]
                 if "optimizer" in self.kinds:
-                    self._finders.append(OptimizerFinder(optimizers))
+                    self._finders.append(OptimizerFinder(optimizers, model))
                 self._finders += finders
 
     @property

@@ -67,7 +67,8 @@ def stand_in(
         return memo[id(module)]  # type: ignore[no-any-return]
     twin = object.__new__(type(module))
     memo[id(module)] = twin
-    twin.__dict__ = dict(module.__dict__)
+    # Not by assignment: a class may have a `__setattr__` of its own.
+    object.__setattr__(twin, "__dict__", dict(module.__dict__))
     for name in _HOOKS:
         if name in twin.__dict__:
             twin.__dict__[name] = type(twin.__dict__[name])()

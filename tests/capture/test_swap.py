@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import gc
 import json
 import pickle
+import weakref
 
 import pytest
 import torch
@@ -502,6 +504,7 @@ def test_the_callback_can_be_copied_and_pickled_with_its_settings():
     [
         {"swap": True},
         {"swap": "norms"},
+        {"swap": []},
         {"swap": ["norm", 3]},
         {"swap": ["norm", "everything"]},
         {"swap_max_memory_growth": -0.1},
@@ -512,3 +515,50 @@ def test_the_callback_can_be_copied_and_pickled_with_its_settings():
 def test_options_that_make_no_sense_are_refused_at_once(options):
     with pytest.raises(UsageError, match="swap"):
         advisor(**options)
+
+
+def test_of_two_callbacks_that_ask_the_first_one_swaps_and_all_is_put_back(pl, tmp_path, monkeypatch, capsys):
+    plain = plain_run(pl, tmp_path)
+    plant(monkeypatch, planted.fast())
+    model, callbacks = slow_model(pl), [only_swap(dirpath=tmp_path / name) for name in ("first", "second")]
+
+    make_trainer(pl, tmp_path, *callbacks).fit(model, rows(BATCHES))
+
+    assert result(tmp_path / "first")["kept"] is True
+    assert not (tmp_path / "second").exists()
+    assert "a second callback" in capsys.readouterr().err
+    assert is_swapped(model) == [False, False]
+    assert model.losses == plain.losses
+
+
+def test_a_model_that_cannot_be_looked_at_is_recorded_all_the_same(pl, tmp_path, monkeypatch, ours):
+    from advisor.capture.swapping_engine import Engine
+
+    def broken(self):
+        raise ValueError("an odd class")
+
+    monkeypatch.setattr(Engine, "unable", broken)
+    model, callback = make_model(pl), advisor()
+
+    make_trainer(pl, tmp_path, callback).fit(model, rows(30))
+
+    assert callback.trace_path is not None
+    assert [text for text in ours() if "swap is off" in text and "an odd class" in text]
+    assert "an odd class" in result(tmp_path)["verdict"]
+
+
+def test_an_ended_run_is_held_by_nothing_of_ours(pl, tmp_path, monkeypatch):
+    plant(monkeypatch, planted.fast())
+    model, callback = slow_model(pl), only_swap()
+    trainer = make_trainer(pl, tmp_path, callback)
+    trainer.fit(model, rows(BATCHES))
+    assert result(tmp_path)["kept"] is True
+
+    gone = [weakref.ref(model), weakref.ref(trainer)]
+    for name in ("log", "log_dict"):  # Lightning's own, bound to the module
+        vars(callback).pop(name, None)
+    del model, trainer
+    gc.collect()
+
+    assert [reference() for reference in gone] == [None, None]
+    callback.restore()

@@ -15,6 +15,7 @@ from advisor.capture import swapping_steps
 from advisor.capture.swapping_engine import ALLOW_CPU
 from advisor.swap import decide
 from advisor.swap.rewrite.backend import Traced
+from advisor.swap.rewrite.wrap import StepRewrite
 from advisor.swap.site import Trial
 
 from .planted import be_sure
@@ -191,3 +192,15 @@ def test_a_compiled_step_is_handed_on_rewritten(pl, tmp_path, edited):
     assert edited
     assert model._compiler_ctx is not None
     assert "training_step" in vars(model)
+
+
+def test_one_process_may_fit_as_often_as_it_likes(pl, tmp_path, monkeypatch):
+    # GIVEN Dynamo, which counts how often it has traced a piece of code
+    monkeypatch.setitem(StepRewrite.__init__.__kwdefaults__, "max_recompiles", 2)
+    kind = type(make_model(pl))
+    for fold in range(3):
+        # WHEN one class is trained anew several times, each time traced once
+        model = kind()
+        make_trainer(pl, tmp_path, advisor(dirpath=tmp_path / str(fold))).fit(model, rows(BATCHES))
+    # THEN swap does in the last run what it did in the first
+    assert [result(tmp_path / str(fold))["kept"] for fold in range(3)] == [True, True, True]

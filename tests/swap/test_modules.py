@@ -11,9 +11,10 @@ from advisor.kernels._device import UnsupportedError
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from advisor.swap.find import ModuleFinder
 from advisor.swap.journal import Journal
 from advisor.swap.modules import MARK, class_change, swapped_class, verified_keys
-from advisor.swap.site import Example
+from advisor.swap.site import Example, Outcome
 from advisor.swap.tensors import stand_in
 from advisor.swap.warn import SwapWarning
 from tests.swap import planted
@@ -298,3 +299,51 @@ def test_compiling_around_swapped_modules_gives_the_same(journal) -> None:
     torch.testing.assert_close(compiled(x), expected)
     torch._dynamo.reset()
     assert called.count == 1
+
+
+class Guarded(LlamaNorm):
+    """Sets nothing once it is built, and makes its own copies."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__(size)
+        self.__dict__["built"] = True
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if "built" in self.__dict__:
+            raise AttributeError(name)
+        super().__setattr__(name, value)
+
+    def __deepcopy__(self, memo: object) -> "Guarded":
+        made = type(self)(SIZE)
+        made.load_state_dict(self.state_dict())
+        return made
+
+
+def test_a_class_with_ways_of_its_own_to_be_set_and_copied_is_swapped_and_restored(journal) -> None:
+    module, called = Guarded(SIZE), Called()
+    swapped(journal, module, called)
+    module(grad_input(3, SIZE))
+    assert called.count == 1
+    assert type(copy.deepcopy(module)) is Guarded
+    assert type(pickle.loads(pickle.dumps(module))) is Guarded
+    journal.restore()
+    assert type(module) is Guarded
+
+
+def test_what_was_swapped_by_someone_else_meanwhile_is_not_swapped_again(journal) -> None:
+    # GIVEN two who looked at the same module before either changed it
+    module = LlamaNorm(SIZE)
+    finders = [ModuleFinder(module, ["norm"]) for _ in range(2)]
+    made = []
+    for finder in finders:
+        with finder.watch():
+            module(grad_input(3, SIZE))
+        (found,) = finder.sites()
+        chosen = candidate(Called(), "planted")
+        made.append([Outcome(found, chosen, "")])
+    for finder, outcomes in zip(finders, made, strict=True):
+        for change in finder.changes(outcomes):
+            journal.make(change)
+    assert len(journal) == 1
+    journal.restore()
+    assert type(module) is LlamaNorm

@@ -213,3 +213,28 @@ def test_in_a_session_the_optimizer_object_stays_the_same() -> None:
     for i in range(4):
         step(other, plain, i)
     torch.testing.assert_close(values(model, optimizer), values(other, plain))
+
+
+def test_parameters_with_sparse_gradients_are_left_alone_whether_they_have_one_now_or_not() -> None:
+    # GIVEN a layer that asks for sparse gradients, and one that gets them by a function
+    asks = nn.Embedding(6, 3, sparse=True)
+    gets = nn.Parameter(torch.randn(6, 3))
+    nn.functional.embedding(torch.tensor([1, 2]), gets, sparse=True).sum().backward()
+    for model, params in ((asks, [*asks.parameters()]), (None, [gets])):
+        finder = OptimizerFinder([torch.optim.SGD(params, lr=0.1)], model)
+        # THEN neither optimizer is a site: fused, its step would raise
+        assert finder.sites() == []
+        assert "sparse" in finder.skipped[0].reason
+
+
+def test_a_group_that_comes_while_it_is_toggled_off_is_put_back_too() -> None:
+    model = net()
+    optimizer = torch.optim.AdamW(model[0].parameters())
+    with Journal() as journal:
+        journal.make(fused_change("optimizer 0", optimizer))
+        journal.toggle(False)
+        optimizer.add_param_group({"params": list(model[2].parameters())})
+        journal.toggle(True)
+        assert [group["fused"] for group in optimizer.param_groups] == [True, True]
+    assert [group["fused"] for group in optimizer.param_groups] == [None, None]
+    assert [group["foreach"] for group in optimizer.param_groups] == [None, None]

@@ -1,7 +1,9 @@
 """`advisor.swap(model, inputs)`: one call, a handle, a context manager, a table."""
 
+import gc
 import subprocess
 import sys
+import weakref
 
 import pytest
 import torch
@@ -183,3 +185,50 @@ def test_what_is_not_known_is_not_in_the_table() -> None:
 def test_many_places_are_counted() -> None:
     assert places(["a"]) == "a"
     assert places([f"h.{i}" for i in range(12)]) == "h.0, h.1 and 10 more"
+
+
+class Counting(nn.Module):
+    """Replaces a buffer at each call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = LlamaNorm(SIZE)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls = self.calls + 1
+        return self.norm(x)
+
+
+def test_a_buffer_that_a_call_replaces_is_put_back_as_the_same_object() -> None:
+    net = Counting()
+    calls = net.calls
+    with advisor.swap(net, torch.randn(8, SIZE), "norm", allow_cpu=True):
+        assert net.calls is calls
+        assert calls == 0
+
+
+def test_layers_that_their_first_call_makes_are_left_alone_and_the_others_swapped() -> None:
+    net = nn.Sequential(nn.LazyLinear(SIZE), nn.LazyBatchNorm1d(), LlamaNorm(SIZE))
+    with advisor.swap(net, torch.randn(8, SIZE), "auto", allow_cpu=True) as done:
+        assert [hasattr(type(m), MARK) for m in net] == [False, False, True]
+        assert all("first call" in skip.reason for skip in done.skipped)
+
+
+def test_scripted_layers_are_left_alone_and_the_others_swapped() -> None:
+    scripted = torch.jit.script(nn.Sequential(nn.Linear(SIZE, SIZE), nn.LayerNorm(SIZE), nn.GELU()))
+    net = nn.Sequential(scripted, LlamaNorm(SIZE))
+    with advisor.swap(net, torch.randn(8, SIZE), "auto", allow_cpu=True) as done:
+        assert hasattr(type(net[1]), MARK)
+        assert {skip.reason for skip in done.skipped} == {"is scripted"}
+
+
+def test_no_copy_of_a_model_is_kept_and_nothing_holds_it_after_restoring() -> None:
+    net = model()
+    done = advisor.swap(net, torch.randn(8, SIZE), "norm", allow_cpu=True)
+    assert [o.site.examples for o in done.outcomes] == [[]]
+    done.restore()
+    gone = weakref.ref(net)
+    del net, done
+    gc.collect()
+    assert gone() is None

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from advisor.swap import adversaries
 from advisor.swap.site import Candidate, Example, Site
 from advisor.swap.verify import verify
 from tests.swap import planted
@@ -285,3 +286,48 @@ def test_a_precision_of_products_that_the_loop_has_set_can_still_be_read() -> No
         assert torch.get_float32_matmul_precision() == "medium"
     finally:
         torch.set_float32_matmul_precision(before)
+
+
+def fused_like(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Attention as fused kernels have it: the backward makes the scores anew, in sums of another order."""
+    return _Recomputed.apply(q, k, v)
+
+
+class _Recomputed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, q, k, v):
+        scores = q @ k.mT * q.shape[-1] ** -0.5
+        log_sum = scores.logsumexp(-1, keepdim=True)
+        out = (scores - log_sum).exp() @ v
+        ctx.save_for_backward(q, k, v, out, log_sum)
+        return out
+
+    @staticmethod
+    def backward(ctx, grad):
+        q, k, v, out, log_sum = ctx.saved_tensors
+        scale = q.shape[-1] ** -0.5
+        scores = sum(a @ b.mT for a, b in zip(q.split(4, -1), k.split(4, -1), strict=True)) * scale
+        p = (scores - log_sum).exp()
+        ds = p * (grad @ v.mT - (grad * out).sum(-1, keepdim=True))
+        return ds @ k * scale, ds.mT @ q * scale, p.mT @ grad
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_attention_that_makes_its_scores_anew_is_not_refused_for_rows_of_equal_numbers(
+    monkeypatch, seed
+) -> None:
+    def written_out(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return (q @ k.mT * q.shape[-1] ** -0.5).softmax(-1) @ v
+
+    torch.manual_seed(seed)
+    inputs = tuple(torch.randn(1, 2, 33, 64, requires_grad=True) for _ in range(3))
+    made = Site(
+        "attention", ["x"], "pattern", "x", written_out, [Example(inputs)], [candidate(fused_like, "fused")]
+    )
+    every = adversaries.hard
+
+    def only(example: Example, **options):
+        return [(name, hard) for name, hard in every(example, **options) if name == "equal rows"]
+
+    monkeypatch.setattr(adversaries, "hard", only)
+    assert refusal(made) == ""

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from advisor.kernels.verify.judge import Wrong, errors
@@ -34,12 +34,17 @@ class OptimizerFinder:
 
     Args:
         optimizers: the loop's own objects.
+        model: whose layers tell which parameters get sparse gradients.
     """
 
     mechanism = "optimizer"
 
-    def __init__(self, optimizers: Sequence[Optimizer]) -> None:
+    def __init__(self, optimizers: Sequence[Optimizer], model: nn.Module | None = None) -> None:
         self._optimizers = optimizers
+        modules = () if model is None else model.modules()
+        self._sparse = {
+            m.weight for m in modules if isinstance(m, (nn.Embedding, nn.EmbeddingBag)) and m.sparse
+        }
         self.skipped: list[Skipped] = []
 
     def watch(self) -> AbstractContextManager[object]:
@@ -51,7 +56,7 @@ class OptimizerFinder:
         found = []
         for i, optimizer in enumerate(self._optimizers):
             where, what = f"optimizer {i}", type(optimizer).__name__
-            reason = unfit(optimizer)
+            reason = unfit(optimizer, self._sparse)
             if reason:
                 self.skipped.append(Skipped(where, what, reason))
                 continue
@@ -82,8 +87,13 @@ class OptimizerFinder:
         return [fused_change(o.site.where[0], o.site.places[0]) for o in outcomes if o.chosen]
 
 
-def unfit(optimizer: Optimizer) -> str:
-    """Why an optimizer is left alone; empty if it need not be."""
+def unfit(optimizer: Optimizer, sparse: Collection[Tensor] = ()) -> str:
+    """Why an optimizer is left alone; empty if it need not be.
+
+    Args:
+        optimizer: which.
+        sparse: parameters that get sparse gradients, whatever they have now.
+    """
     if type(optimizer) not in _FUSED:
         return "is none of torch's optimizers that have a fused step"
     groups = optimizer.param_groups
@@ -94,6 +104,8 @@ def unfit(optimizer: Optimizer) -> str:
     for p in _parameters(optimizer):
         if not plain(p) or not p.is_floating_point():
             return f"has a parameter that is a {type(p).__name__} of {p.dtype}"
+        if p in sparse or (p.grad is not None and not plain(p.grad)):
+            return "has sparse gradients, which a fused step does not take"
         if p.device.type not in ("cuda", "cpu"):
             return f"has a parameter on {p.device.type}"
     if not _parameters(optimizer):
@@ -110,11 +122,15 @@ def fused_change(where: str, optimizer: Optimizer) -> Change:
 
     `_step_supports_amp_scaling` stays as it is: gradient scalers and clipping go on as before.
     """
-    flags = [{name: group.get(name) for name in ("fused", "foreach")} for group in optimizer.param_groups]
+    flags: list[dict[str, Any]] = []
     homes: dict[Tensor, Any] = {}
     hooks: list[Any] = []
 
     def do() -> None:
+        # Read each time: groups may have been added while it was toggled off.
+        flags[:] = [
+            {name: group.get(name) for name in ("fused", "foreach")} for group in optimizer.param_groups
+        ]
         for group in optimizer.param_groups:
             group["fused"], group["foreach"] = True, False
         for p, step in _steps(optimizer):

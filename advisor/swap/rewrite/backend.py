@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from types import CodeType
 from typing import Any
 
 import torch
@@ -95,16 +97,18 @@ class Rewriter:
         self._sites: dict[Site, Key] = {}
         self._decided: dict[str, Candidate | None] = {}
         self._loose: dict[str, Candidate | None] = {}
+        self._codes: set[CodeType] = set()
         self.version = 0
 
     def __call__(self, gm: GraphModule, inputs: Sequence[Any], **_: Any) -> Callable[..., Any]:
         """Take a graph from Dynamo; gives what runs in its place."""
+        self._note_code()
         operations = sum(n.op in ("call_function", "call_method") for n in gm.graph.nodes)
         if operations < _SMALL and not any(checkpointing.bodies(gm)):
             return gm.forward
         if self._recompiles() >= self.max_recompiles:
             self.failure = (
-                f"traced {self.max_recompiles} times over: the step's shapes or flags keep changing"
+                f"traced {self.max_recompiles} times over: the step's shapes, flags or lists keep changing"
             )
         compiled_only = checkpointing.needs_compiler(gm)
         if compiled_only and self.inner is None:
@@ -204,6 +208,20 @@ class Rewriter:
         """Let go of the copies; sites that were handed out keep theirs."""
         self._gathered.clear()
         self.steps = 0
+
+    def forget_code(self) -> None:
+        """Let Dynamo forget what it made of the step: it counts traces over all runs of a process."""
+        for code in self._codes:
+            torch._dynamo.eval_frame.reset_code(code)
+        self._codes.clear()
+        self.graphs.clear()
+
+    def _note_code(self) -> None:
+        # A step that is traced in parts has code of Dynamo's own for each of them.
+        with suppress(ImportError, AttributeError):
+            from torch._dynamo.symbolic_convert import InstructionTranslator
+
+            self._codes.add(InstructionTranslator.current_tx().f_code)
 
     def _recompiles(self) -> int:
         from torch._guards import CompileContext

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from advisor.swap.modules import set_class
 from advisor.swap.site import Outcome, Site
 
 from .backend import MAX_RECOMPILES, MEMORY_BYTES, Rewriter
@@ -113,6 +114,8 @@ class StepRewrite:
         if own is not None and not (self._settings["inner"] and self._is_compiled_whole()):
             return f"{self.method} is set on the object itself, which hides its class's"
         function = getattr(type(self.module), self.method, None)
+        if hasattr(type(self.module), "_advisor_base"):
+            return f"{type(self.module).__name__}.{self.method} is rewritten already"
         if not isinstance(function, types.FunctionType):
             return f"{type(self.module).__name__}.{self.method} is no plain method"
         if getattr(function, "_torchdynamo_disable", False):
@@ -144,7 +147,7 @@ class StepRewrite:
             self._make()
             assert self._swapped is not None
             self._instance_method = self.module.__dict__.pop(self.method, None)
-            self.module.__class__ = self._swapped
+            set_class(self.module, self._swapped)
         except TypeError as error:
             self._put_back_instance_method()
             return f"{type(self.module).__name__} takes no subclass: {error}"
@@ -183,12 +186,13 @@ class StepRewrite:
         """Give the module its class back; nothing of ours is left on it."""
         if self.installed:
             assert self._base is not None
-            self.module.__class__ = self._base
+            set_class(self.module, self._base)
             self._put_back_instance_method()
 
     def close(self) -> None:
         """Restore, and let go of graphs and examples."""
         self.restore()
+        self.rewriter.forget_code()
         failure = self.rewriter.failure
         self.rewriter = Rewriter(**self._settings)
         self.rewriter.failure = failure
@@ -284,7 +288,7 @@ def _deepcopy(self: Any, memo: Any) -> Any:
     base = type(self)._advisor_base
     copy = base.__deepcopy__(self, memo)
     if type(copy) is type(self):
-        copy.__class__ = base
+        set_class(copy, base)
     return copy
 
 
