@@ -13,7 +13,7 @@ from advisor.advice.calls import Calls
 from advisor.advice.edits import Edit
 from advisor.advice.finding import NEGLIGIBLE
 from advisor.advice.host_calls import HostSide
-from advisor.advice.patterns import Patterns, find_patterns
+from advisor.advice.patterns.find import Patterns, find_patterns
 from advisor.advice.replay import Replay
 from advisor.advice.rule import NotApplicable
 from advisor.advice.waits import Wait, host_waits

@@ -13,7 +13,7 @@ from advisor.advice.edits import Edit, Estimate, Retime
 from advisor.advice.evidence import fused, kernel_lines, module_line
 from advisor.advice.finding import Finding
 from advisor.advice.loop import Loop
-from advisor.advice.pattern_groups import Attention, score_entries
+from advisor.advice.patterns.groups import Attention, score_entries
 from advisor.advice.rates import at_most, attention_ns, pass_ns
 from advisor.advice.rule import rule
 from advisor.advice.sdpa import fused_ns, heads_of, is_causal

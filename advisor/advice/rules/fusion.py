@@ -12,7 +12,7 @@ from advisor.advice.edits import Estimate
 from advisor.advice.evidence import fused, kernel_lines, module_line
 from advisor.advice.finding import Finding
 from advisor.advice.loop import Loop
-from advisor.advice.pattern_groups import Group, ends_in_norm
+from advisor.advice.patterns.groups import Group, ends_in_norm
 from advisor.advice.rates import at_most
 from advisor.advice.rule import rule
 from advisor.advice.wording import count, duration, percent, size

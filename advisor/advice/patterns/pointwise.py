@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from advisor.advice.calls import Unit
-from advisor.advice.pattern_groups import (
+from advisor.advice.patterns.groups import (
     ACTIVATIONS,
     BINARY,
     CASTS,

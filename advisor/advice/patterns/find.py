@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from advisor.advice.calls import Unit
-from advisor.advice.pattern_attention import attention
-from advisor.advice.pattern_groups import Group
-from advisor.advice.pattern_norms import norm, residual_norm
-from advisor.advice.pattern_pointwise import chain, gate, rope, softmax
+from advisor.advice.patterns.attention import attention
+from advisor.advice.patterns.groups import Group
+from advisor.advice.patterns.norms import norm, residual_norm
+from advisor.advice.patterns.pointwise import chain, gate, rope, softmax
 
 if TYPE_CHECKING:
     from advisor.advice.loop import Loop

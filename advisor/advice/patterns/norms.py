@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from advisor.advice.calls import Unit
-from advisor.advice.pattern_groups import ARITHMETIC, CASTS, NORMS, Group, bytes_of
+from advisor.advice.patterns.groups import ARITHMETIC, CASTS, NORMS, Group, bytes_of
 
 
 def norm(units: Sequence[Unit]) -> Iterator[Group]:

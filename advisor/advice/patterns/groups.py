@@ -34,7 +34,7 @@ class Group:
     """Calls of one step that one kernel could do, with their gradients.
 
     Attributes:
-        kind: a key of `advisor.advice.patterns.FINDERS`.
+        kind: a key of `advisor.advice.patterns.find.FINDERS`.
         what: how a reader would name it: ``"add → gelu → layer_norm"``.
         units: in program order.
         elements: of the tensor that it works on.

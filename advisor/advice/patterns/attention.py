@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from advisor.advice.calls import Product, Unit
-from advisor.advice.pattern_groups import REARRANGING, SOFTMAX, Attention, Group
+from advisor.advice.patterns.groups import REARRANGING, SOFTMAX, Attention, Group
 from advisor.roofline.costs import Tensor
 
 #: Calls looked through for the other product.

@@ -1,0 +1,1 @@
+"""Calls that one kernel could do, found by names, order and sizes."""
