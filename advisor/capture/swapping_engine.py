@@ -20,6 +20,7 @@ from advisor.swap.journal import Journal
 from advisor.swap.rewrite.backend import MEMORY_BYTES
 from advisor.swap.session import Swapper
 from advisor.swap.site import Outcome, Site
+from advisor.swap.table import places
 
 #: Lets swap try on a CPU too, where the bundled kernels do not run; for tests.
 ALLOW_CPU = "ADVISOR_SWAP_ALLOW_CPU"
@@ -236,12 +237,7 @@ def _followed(site: Site, name: str | None) -> Outcome:
 
 
 def _grouped(skipped: Sequence[Skipped]) -> list[str]:
-    places: dict[tuple[str, str], list[str]] = {}
+    alike: dict[tuple[str, str], list[str]] = {}
     for skip in skipped:
-        places.setdefault((skip.what, skip.reason), []).append(skip.where)
-    return [f"{what} at {_named(where)}: {reason}" for (what, reason), where in places.items()]
-
-
-def _named(where: Sequence[str]) -> str:
-    rest = len(where) - 2
-    return ", ".join(where[:2]) + (f" and {rest} more" if rest > 0 else "")
+        alike.setdefault((skip.what, skip.reason), []).append(skip.where)
+    return [f"{what} at {places(where)}: {reason}" for (what, reason), where in alike.items()]
