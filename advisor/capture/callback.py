@@ -164,9 +164,12 @@ class TrainingAdvisor(Root, *lightning_bases(import_any=True)):  # type: ignore[
         window = getattr(self, "_window", None)
         if window is not None:
             window.interrupt()  # a run inside the run that it recorded
-            self._swapping.interrupt()
+        swapping: swapping_start.Idle | None = getattr(self, "_swapping", None)
+        if swapping is not None:
+            swapping.interrupt()  # likewise; of a run that has ended, nothing
         self._window: Window | None = None
-        self._swapping: swapping_start.Idle = swapping_start.Idle()
+        # What it keeps may be asked back later.
+        self._swapping = swapping if swapping is not None and swapping.keeps else swapping_start.Idle()
         self._folder: Path | None = None
         self._results: Path | None = None
         self._stage: str | None = None
@@ -357,6 +360,7 @@ class TrainingAdvisor(Root, *lightning_bases(import_any=True)):  # type: ignore[
             if trainer.is_global_zero:
                 notify.info("swap: nothing is swapped by a second callback; the first one does")
             return
+        self._swapping.restore()  # what an earlier run has left
         self._swapping = swapping_start.begin(
             trainer,
             pl_module,

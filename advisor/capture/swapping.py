@@ -93,8 +93,14 @@ class Swapping(Idle):
         self._pause_s: float | None = None
         self._told: Swaps | None = None
         self._written: Path | None = None
+        self._closed = False
         if unable and self._ranks.alone:
             self._end(unable)
+
+    @property
+    def keeps(self) -> bool:
+        """Whether the run has ended, and what it swapped stays until it is asked back."""
+        return self._closed and self._keep
 
     def epoch_start(self) -> None:
         """An epoch begins."""
@@ -139,11 +145,14 @@ class Swapping(Idle):
             self._end("the run ended before whole steps were compared")
         elif self.state is not State.DONE:
             self._end("the run ended before a steady step could be watched")
+        self._closed = True
         if not self._keep:
             self._let_go()
 
     def interrupt(self) -> None:
         """The run was left by an exception: everything is put back."""
+        if self._closed:
+            return
         self._take_back()
         if self.state is not State.DONE:
             self._end("the run was interrupted")

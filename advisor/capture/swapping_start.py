@@ -22,6 +22,11 @@ SHARED_WARMUP = 256
 class Idle:
     """What the callback tells swap of a run; this one hears it and does nothing."""
 
+    @property
+    def keeps(self) -> bool:
+        """Whether the run has ended, and what it swapped stays until it is asked back."""
+        return False
+
     def epoch_start(self) -> None:
         """An epoch begins."""
 

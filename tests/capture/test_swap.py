@@ -562,3 +562,50 @@ def test_an_ended_run_is_held_by_nothing_of_ours(pl, tmp_path, monkeypatch):
 
     assert [reference() for reference in gone] == [None, None]
     callback.restore()
+
+
+def test_what_is_kept_stays_through_later_runs_until_it_is_asked_back(pl, tmp_path, monkeypatch):
+    plant(monkeypatch, planted.fast())
+    model, callback = slow_model(pl), advisor(swap_keep=True)
+    trainer = make_trainer(pl, tmp_path, callback)
+    trainer.fit(model, rows(RECORDED))
+
+    trainer.validate(model, rows(2), verbose=False)
+    assert is_swapped(model) == [True, True]
+    callback.restore()
+    assert is_swapped(model) == [False, False]
+
+
+def test_what_an_earlier_run_left_is_taken_back_before_another_begins(pl, tmp_path, monkeypatch):
+    plant(monkeypatch, planted.fast())
+    model, callback, first = slow_model(pl), only_swap(swap_keep=True), []
+
+    class Seen(pl.Callback):
+        def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+            if batch_idx == 0:
+                first.append(is_swapped(pl_module))
+
+    for _ in range(2):
+        make_trainer(pl, tmp_path, callback, Seen()).fit(model, rows(BATCHES))
+
+    assert first == [[False, False], [False, False]]
+    assert is_swapped(model) == [True, True]
+    callback.restore()
+    assert is_swapped(model) == [False, False]
+
+
+def test_a_run_within_the_run_takes_everything_back_first(pl, tmp_path, monkeypatch):
+    # GIVEN a callback that validates with another Trainer, and the same advisor, while the model is swapped
+    plant(monkeypatch, planted.fast())
+    model, callback, before = slow_model(pl), only_swap(stages=("test",)), []
+
+    class Within(pl.Callback):
+        def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+            if batch_idx == BATCHES - 4:
+                before.append(is_swapped(pl_module))
+                make_trainer(pl, tmp_path, callback).validate(slow_model(pl), rows(1), verbose=False)
+
+    make_trainer(pl, tmp_path, callback, Within()).fit(model, rows(BATCHES))
+
+    assert before == [[True, True]]
+    assert is_swapped(model) == [False, False]
