@@ -18,7 +18,7 @@ from advisor.swap.site import Candidate
 from .tiny import make_model
 
 #: Additions of nought, each a pass over memory: what a planted candidate saves.
-WASTE = 80
+WASTE = 240
 WIDTH = 256
 
 
