@@ -18,7 +18,7 @@ from advisor.swap.examples import CAP_BYTES
 from advisor.swap.find import Finder, Skipped
 from advisor.swap.journal import Journal
 from advisor.swap.rewrite.backend import MEMORY_BYTES
-from advisor.swap.session import Swapper
+from advisor.swap.session import Swapper, followed
 from advisor.swap.site import Outcome, Site
 from advisor.swap.table import places
 
@@ -154,7 +154,7 @@ class Engine:
         """
         names, sites = dict(choices), self._found
         while sites:
-            found = [_followed(site, names.pop(self._key(site), None)) for site in sites]
+            found = [followed(site, names.pop(self._key(site), None)) for site in sites]
             self._outcomes += found
             sites = self._patterns.after(found) if self._patterns else []
         missing = [key for key, name in names.items() if name is not None]
@@ -227,13 +227,6 @@ class Engine:
         if not self._modules:
             made.without("module")
         return made
-
-
-def _followed(site: Site, name: str | None) -> Outcome:
-    chosen = next((candidate for candidate in site.candidates if candidate.name == name), None)
-    if name is not None and chosen is None:
-        raise LookupError(f"this rank has no {name} for {site.where[0]}")
-    return Outcome(site, chosen, "as the first rank decided")
 
 
 def _grouped(skipped: Sequence[Skipped]) -> list[str]:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
+from advisor.advice.finding import NEGLIGIBLE
 from advisor.report import format as fmt
 from advisor.report.model import Finding, Saving, Together
-
-#: A likely saving below this share of the step is told as none.
-_NOTHING = 0.003
 
 
 def gain(finding: Finding | Together) -> str:
@@ -26,7 +24,7 @@ def is_nothing(finding: Finding | Together) -> bool:
     saving, share = finding.saving_ms, finding.saving_fraction
     if saving is None:
         return False
-    return saving.likely <= 0 or (share is not None and share < _NOTHING)
+    return saving.likely <= 0 or (share is not None and share < NEGLIGIBLE)
 
 
 def between(saving: Saving) -> str:

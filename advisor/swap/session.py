@@ -125,7 +125,7 @@ class Swapper:
             ordered = [by_place[place] for place in sites] if sites else mine
             if len(ordered) != len(choices):
                 raise ValueError(f"{len(choices)} choices for {len(ordered)} sites")
-            self.outcomes = [_followed(s, name) for s, name in zip(ordered, choices, strict=True)]
+            self.outcomes = [followed(s, name) for s, name in zip(ordered, choices, strict=True)]
         return self.outcomes
 
     def apply(self) -> list[Outcome]:
@@ -204,8 +204,13 @@ def _unable(model: nn.Module) -> str:
     return "" if reason is None else f"nothing can be swapped here: {reason}"
 
 
-def _followed(site: Site, name: str | None) -> Outcome:
+def followed(site: Site, name: str | None) -> Outcome:
+    """The outcome that another rank's choice, a candidate's name or None, is here.
+
+    Raises:
+        LookupError: this rank has no such candidate.
+    """
     chosen = next((c for c in site.candidates if c.name == name), None)
     if name is not None and chosen is None:
-        raise ValueError(f"{site.where[0]} has no candidate {name}")
+        raise LookupError(f"{site.where[0]} has no candidate {name}")
     return Outcome(site, chosen, "as the first rank decided")
