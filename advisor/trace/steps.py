@@ -17,6 +17,8 @@ _MIN_MARKS = 3
 _ODD_FRACTION = 0.5
 #: Times in ns since 1970 are far beyond this; an event at 0 among them has lost its clock.
 _CLOCK_NS = 10**15
+#: The last range is cut where it ends so long, and so many times the others' longest, after its last event.
+_TAIL_NS, _TAILS = 1_000_000, 2
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -59,7 +61,24 @@ def find_steps(trace: Trace) -> Steps:
     order = order[np.argsort(chosen.ts_ns[order], kind="stable")]
     start, end = chosen.ts_ns[order], chosen.end_ns[order]
     end[:-1] = np.minimum(end[:-1], start[1:])
-    return Steps(number[order], start, end, "profiler")
+    return _without_the_stop(Steps(number[order], start, end, "profiler"), trace)
+
+
+def _without_the_stop(steps: Steps, trace: Trace) -> Steps:
+    """The last range may stay open while the profiler is being stopped, which is no part of the loop."""
+    last_ns = np.full(len(steps), -1, np.int64)
+    for events in (trace.ops, trace.runtime):
+        index = steps.at(events.ts_ns)
+        np.maximum.at(last_ns, index[index >= 0], events.end_ns[index >= 0])
+    tails_ns = np.maximum(steps.end_ns - last_ns, 0)
+    others_ns = tails_ns[:-1][last_ns[:-1] >= 0]
+    if not len(others_ns) or last_ns[-1] < 0:
+        return steps
+    if tails_ns[-1] > max(_TAIL_NS, _TAILS * others_ns.max()):
+        end_ns = steps.end_ns.copy()
+        end_ns[-1] = last_ns[-1] + np.median(others_ns)
+        return Steps(steps.number, steps.start_ns, end_ns, steps.source)
+    return steps
 
 
 def _number(name: str) -> int:

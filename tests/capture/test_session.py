@@ -83,6 +83,29 @@ def test_a_session_can_be_closed_at_any_point_and_leaves_no_profiler_on(steps):
     assert any(e.key == "aten::mm" for e in profile.key_averages())
 
 
+def test_the_last_steps_range_ends_with_the_step_and_not_with_the_profiler(running, tmp_path, monkeypatch):
+    # GIVEN that looking for open ranges takes as long as it does with millions of objects
+    def look():
+        work()
+        with torch.profiler.record_function("while stopping"):
+            work()
+
+    monkeypatch.setattr(session, "end_open_ranges", look)
+    running.step()
+    work()
+    running.step()
+    work()
+
+    running.stop()
+
+    running.write(tmp_path / "raw.json")
+    events = json.loads((tmp_path / "raw.json").read_text())["traceEvents"]
+    last, stopping = (
+        next(e for e in events if e["name"] == name) for name in ("ProfilerStep#2", "while stopping")
+    )
+    assert last["ts"] + last["dur"] < stopping["ts"]
+
+
 def test_a_trace_cut_short_is_noticed_since_kineto_says_nothing(running, tmp_path, monkeypatch):
     running.step()
     work()

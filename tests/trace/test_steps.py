@@ -39,6 +39,22 @@ def test_a_step_ends_where_the_next_begins_even_if_its_range_says_later() -> Non
     assert found.end_ns.tolist() == [100_000, 200_000]
 
 
+def test_the_last_step_ends_before_the_profiler_is_stopped_in_it() -> None:
+    # GIVEN steps that end 10 µs after their last operator, and a last one that stays open for 50 ms
+    trace = Builder()
+    for number, length in ((1, 100), (2, 100), (3, 50_000)):
+        trace.step(number, number * 100, length).op("aten::mm", number * 100 + 10, 80)
+    assert find_steps(trace.trace()).end_ns.tolist() == [200_000, 300_000, 400_000]
+
+
+def test_a_last_step_that_waits_as_the_others_do_keeps_its_end() -> None:
+    # GIVEN steps that each end with 40 ms of sleep
+    trace = Builder()
+    for number in (1, 2, 3):
+        trace.step(number, number * 50_000, 49_000).op("aten::mm", number * 50_000 + 10, 80)
+    assert find_steps(trace.trace()).end_ns.tolist() == [99_000_000, 149_000_000, 199_000_000]
+
+
 def test_a_time_between_two_steps_belongs_to_neither() -> None:
     found = find_steps(Builder().step(1, 100, 50).step(2, 200, 50).trace())
     assert found.at(np.array([99, 100, 149, 150, 200, 250]) * 1000).tolist() == [-1, 0, 0, -1, 1, -1]
