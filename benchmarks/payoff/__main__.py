@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import fnmatch
 import shlex
 import sys
 import time
@@ -78,10 +79,10 @@ def _reports(names: list[str], store: Store, jobs: int) -> Iterator[tuple[str, d
 
 
 def _chosen(only: list[str], names: list[str]) -> list[str]:
-    unknown = set(only) - set(names)
+    unknown = [wanted for wanted in only if not fnmatch.filter(names, wanted)]
     if unknown:
         raise SystemExit(f"no case {', '.join(sorted(unknown))}: there are {', '.join(names)}")
-    return [name for name in names if not only or name in only]
+    return [name for name in names if not only or any(fnmatch.fnmatch(name, wanted) for wanted in only)]
 
 
 def main() -> None:
@@ -92,7 +93,7 @@ def main() -> None:
         description=payoff.__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    options.add_argument("--only", nargs="+", default=[], metavar="CASE")
+    options.add_argument("--only", nargs="+", default=[], metavar="CASE", help="or a pattern: 'other_*'")
     options.add_argument("--list", action="store_true", help="name the cases and stop")
     options.add_argument("--traces", type=Path, default=Path("advisor_logs/payoff"), metavar="FOLDER")
     options.add_argument("--output", type=Path, metavar="FILE", help="for the verdicts")

@@ -25,11 +25,15 @@ def pad_vocab(fixed: bool, n: Scale) -> Loop:
     vocabulary = n(50257, 6001)
     loop = language_model(n, Shape(**{**vars(shape), "vocabulary": vocabulary}))
     if fixed:
-        net: Transformer = loop.module.net
-        more = -vocabulary % 64
-        net.tokens.weight = _padded(net.tokens.weight, more, 0)
-        net.head.weight = _padded(net.head.weight, more, 0)
+        pad_vocabulary(loop.module.net)
     return loop
+
+
+def pad_vocabulary(net: Transformer) -> None:
+    """Give embedding and head a multiple of 64 rows."""
+    more = -net.head.weight.shape[0] % 64
+    net.tokens.weight = _padded(net.tokens.weight, more, 0)
+    net.head.weight = _padded(net.head.weight, more, 0)
 
 
 @pair(
