@@ -9,11 +9,9 @@ import numpy as np
 from advisor.advice.edits import Remove
 from advisor.advice.finding import Finding
 from advisor.advice.loop import Loop
+from advisor.advice.recompute import host_of_checkpoints, recomputed_ops
 from advisor.advice.rule import rule
 from advisor.advice.wording import count, duration, percent, size
-from advisor.trace.names import named
-from advisor.trace.nesting import nearest
-from advisor.trace.phases import is_backward
 
 #: Below this share of the device's memory there is room; above the other there is none to give away.
 _ROOM, _FULL = 0.5, 0.8
@@ -83,16 +81,19 @@ def checkpointing(loop: Loop) -> Iterator[Finding]:
     """Activation checkpointing drops activations in the forward and computes them again in backward: up to
     a third more work for a fraction of the memory. Where they fit, the work is for nothing.
 
-    Recognised by operators inside backward that autograd numbers as it does the forward's own. Silent where
+    Recognised by operators inside backward that autograd numbers as it does the forward's own. With them goes
+    the Python that calls them, and what the host does at the start of each checkpointed region. Silent where
     peak memory is above 80 % of the device's; where it was not recorded the finding is told as a guess.
     Checkpointing fewer layers gives back a part of it.
     """
-    rows = np.flatnonzero(_recomputed(loop) & loop.counted)
+    again = recomputed_ops(loop)
+    rows = np.flatnonzero((loop.under(again) >= 0) & loop.counted)
     loop.require(loop.in_phase("backward").any(), "the loop has no backward")
     backward_ns = loop.per_step_ns(loop.in_phase("backward") & ~loop.analysis.collective)
     again_ns = loop.per_step_ns(rows)
     if not len(rows) or again_ns > _MOST_OF_BACKWARD * backward_ns:
         return
+    host = host_of_checkpoints(loop, again)
     peak, total = loop.peak_memory_bytes, loop.memory_bytes
     if peak and total and peak > _FULL * total:
         return
@@ -107,24 +108,13 @@ def checkpointing(loop: Loop) -> Iterator[Finding]:
             used,
             *_modules(loop, rows),
         ],
-        edits=[Remove(rows)],
+        edits=[Remove(rows), host] if host else [Remove(rows)],
         fix="# without torch.utils.checkpoint around the block, gradient_checkpointing_enable() or\n"
         "# activation_checkpointing_policy=...; or around every second block only",
         risk="activations stay in memory until their backward: try the largest batch first",
         confidence="modelled" if peak and total and peak < _ROOM * total else "heuristic",
         note="" if peak and total else "whether the activations fit is not known",
     )
-
-
-def _recomputed(loop: Loop) -> np.ndarray:
-    """bool (launches,): forward work within backward."""
-    trace, parent = loop.timeline.trace, loop.timeline.op_parent
-    engine = named(trace.names, trace.ops.name, is_backward)
-    inside = np.flatnonzero(~engine & (nearest(parent, parent, engine) >= 0))
-    numbered = np.zeros(len(trace.ops), bool)
-    # Only where gradients are recorded do operators get a sequence number; in a plain backward they do not.
-    numbered[[op for op in inside.tolist() if b'"Sequence number"' in bytes(trace.ops.args[op])]] = True
-    return loop.under(numbered) >= 0
 
 
 def _modules(loop: Loop, rows: np.ndarray, most: int = 4) -> list[str]:
