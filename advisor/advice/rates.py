@@ -39,15 +39,40 @@ _UNALIGNED_TF32 = _Speed((0.12, 0.21, 0.33), (8_000, 5_000, 3_000))
 #: One pass over memory: forward of bundled and compiled kernels takes 1.2 to 1.7 times the roof.
 _PASS = _Speed((0.45, 0.62, 0.85), (5_000, 3_000, 1_500))
 
-#: Share of the 16-bit matrix peak that fused attention reaches over 1024 and more tokens: by head dimension
-#: up to 64 and above, without and with a causal mask. cuDNN's on Hopper, FlashAttention-2 elsewhere.
-_ATTENTION = {"sm_90": ((0.38, 0.27), (0.61, 0.53)), "sm_80": ((0.50, 0.40), (0.58, 0.50))}
-_ATTENTION_BACKWARD = {"sm_90": ((0.34, 0.22), (0.53, 0.45)), "sm_80": ((0.40, 0.30), (0.46, 0.40))}
-#: FlashAttention-2 on Hopper over cuDNN there, and what shorter sequences cost.
+
+@dataclass(frozen=True, slots=True)
+class _Attention:
+    """Fused attention on one architecture, one way: share of the 16-bit matrix peak over long sequences.
+
+    Over L tokens it is L / (L + `half`) of that, for each tile of queries has a fixed cost; under a causal
+    mask, where tiles on the diagonal are computed whole, more so.
+    """
+
+    to_64: float
+    above_64: float
+    half: float
+    half_causal: float
+    start_ns: float
+
+
+#: cuDNN's on Hopper, within 12 % of nine shapes of 512 to 8192 tokens; FlashAttention-2 elsewhere.
+_FORWARD = {
+    "sm_90": _Attention(0.46, 0.62, 256, 400, 6_000),
+    "sm_80": _Attention(0.62, 0.73, 256, 400, 4_000),
+}
+_BACKWARD = {
+    "sm_90": _Attention(0.42, 0.55, 256, 750, 12_000),
+    "sm_80": _Attention(0.50, 0.58, 256, 400, 8_000),
+}
+#: FlashAttention-2 on Hopper over cuDNN there.
 _SLOWER_BACKEND = 0.6
-#: The memory-efficient kernel, which takes any mask, over the fast ones.
-_MASKED = 0.45
-_SHORT = 256.0
+#: With any mask over without: cuDNN's on Hopper, 0.57 to 0.65; elsewhere the memory-efficient kernel.
+_MASKED = {"sm_90": 0.6, "sm_80": 0.45}
+#: In fp32 only the memory-efficient kernel runs, in several TF32 products or on plain units: its share of the
+#: TF32 peak over that of the fast ones of theirs. Hopper: 19 TFLOP/s over 512 tokens, 28 over 1024; Ampere's
+#: is Hopper's by multiprocessors and clock.
+_FP32 = {"sm_90": 0.2, "sm_80": 0.3}
+_WITHOUT_TF32 = 0.6
 
 
 def is_16_bit(pipe: str) -> bool:
@@ -122,27 +147,29 @@ def attention_ns(
         masked: whether a mask is read, which the fastest kernels do not take.
     """
     pipe = f"tensor_{dtype}" if dtype in ("bf16", "fp16") else "tensor_tf32"
-    peak, bandwidth = device.peak(pipe) or device.peak("vector_fp32"), device.bandwidth_bytes_per_s
+    has_pipe, bandwidth = device.peak(pipe), device.bandwidth_bytes_per_s
+    peak = has_pipe or device.peak("vector_fp32")
     if not peak or not bandwidth:
         return None
     arch = "sm_90" if device.arch >= "sm_90" or device.arch.startswith("sm_1") else "sm_80"
-    row = 0 if max(dim, dim_v) <= 64 else 1
     # Before compute capability 8.0 there is the memory-efficient kernel alone.
     masked = masked or device.arch.startswith("sm_7")
-    short = (queries / (queries + _SHORT)) / (1024 / (1024 + _SHORT))
     width = 2 if is_16_bit(pipe) else 4
+    slowed = 1.0 if width == 2 else _FP32[arch] if has_pipe else _WITHOUT_TF32
     # Queries, keys, values and the result; backward those, their gradients and an fp32 copy of one.
     moved = batch_heads * queries * (2 * dim + 2 * dim_v) * width
 
-    def time(flops: float, nbytes: float, share: float) -> Estimate:
-        share *= min(1.0, short) * (1.0 if width == 2 else 0.6)
+    def time(flops: float, nbytes: float, of: _Attention) -> Estimate:
+        share = of.to_64 if max(dim, dim_v) <= 64 else of.above_64
+        share *= queries / (queries + (of.half_causal if causal else of.half))
+        share *= slowed
         compute, memory = flops / peak * 1e9 / share, nbytes / bandwidth * 1e9 / 0.6
-        fast = max(compute, memory) + 4_000
-        likely = fast / _MASKED if masked else fast
+        fast = max(compute, memory) + of.start_ns
+        likely = fast / _MASKED[arch] if masked and width == 2 else fast
         return Estimate(likely / _SLOWER_BACKEND, likely, fast * 0.75)
 
-    forward = time(2.0 * entries * (dim + dim_v), moved, _ATTENTION[arch][row][causal])
-    backward = time(2.0 * entries * (3 * dim + 2 * dim_v), 3 * moved, _ATTENTION_BACKWARD[arch][row][causal])
+    forward = time(2.0 * entries * (dim + dim_v), moved, _FORWARD[arch])
+    backward = time(2.0 * entries * (3 * dim + 2 * dim_v), 3 * moved, _BACKWARD[arch])
     return forward, backward
 
 

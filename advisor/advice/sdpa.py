@@ -15,9 +15,29 @@ def heads_of(unit: Unit) -> tuple[Tensor, Tensor, Tensor] | None:
     return (given[0], given[1], given[2]) if len(given) == 3 else None
 
 
+#: Position of ``is_causal`` among the arguments, by a part of the operator's name; first match counts.
+_CAUSAL_AT = (("flash_attention", 4), ("cudnn_attention", 6), ("efficient_attention", 6), ("", 5))
+
+
 def is_causal(unit: Unit) -> bool:
     """Whether ``is_causal=True`` was given."""
-    return unit.call.concrete[5:6] in (("True",), ("1",))
+    at = next(at for part, at in _CAUSAL_AT if part in unit.name)
+    return unit.call.concrete[at : at + 1] in (("True",), ("1",))
+
+
+def mask_of(unit: Unit) -> Tensor | None:
+    """The mask that was given, or None."""
+    given = unit.call.inputs[3:4] if "flash_attention" not in unit.name else ()
+    mask = given[0] if given else None
+    return mask if isinstance(mask, Tensor) and mask.shape else None
+
+
+def is_shared(mask: Tensor, queries: int, keys: int) -> bool:
+    """Whether a mask is of one plane of queries by keys, which all sequences and heads share."""
+    if mask.shape[-2:] != (queries, keys):
+        return False
+    strides = mask.strides or (1,) * len(mask.shape)
+    return all(size == 1 or not step for size, step in zip(mask.shape[:-2], strides, strict=False))
 
 
 def fused_ns(

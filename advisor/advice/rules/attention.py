@@ -16,7 +16,7 @@ from advisor.advice.loop import Loop
 from advisor.advice.patterns.groups import Attention, score_entries
 from advisor.advice.rates import at_most, attention_ns, pass_ns
 from advisor.advice.rule import rule
-from advisor.advice.sdpa import fused_ns, heads_of, is_causal
+from advisor.advice.sdpa import fused_ns, heads_of, is_causal, is_shared, mask_of
 from advisor.advice.wording import count, duration, percent
 from advisor.roofline.costs import Tensor
 
@@ -36,6 +36,8 @@ _MASK = " attn_mask=mask,  # bool: True where a query may look; or numbers to be
 _Heads: TypeAlias = "tuple[Tensor, Tensor, Tensor]"
 #: Longest head that FlashAttention and cuDNN take.
 _MAX_HEAD = 256
+#: cuDNN forward and backward; below so many tokens its lead over FlashAttention-2 is small.
+_MAX_CUDNN_HEAD, _MIN_TOKENS = 128, 512
 
 
 @rule(
@@ -143,11 +145,13 @@ def backend(loop: Loop) -> Iterator[Finding]:
 
     FlashAttention and cuDNN want 16-bit tensors, head dimensions in multiples of 8 up to 256 and, for
     FlashAttention, no mask besides `is_causal`. With anything else the memory-efficient kernel runs, at half
-    their rate or less, or the mathematical form, which stores the scores.
+    their rate or less, or the mathematical form, which stores the scores. cuDNN reads a mask given as a
+    tensor, but then computes the hidden half of the scores too, at little over half its rate. On Hopper it
+    takes two thirds of FlashAttention-2's time.
 
     Recognised by the operator that runs inside; the arguments tell what keeps the fast one away. Silent where
-    a fast backend runs, where the mask is needed as it is, and on devices that have no fast backend, such as
-    NVIDIA's before compute capability 8.0.
+    the fastest backend runs, where the mask is needed as it is, and on devices that have no fast backend,
+    such as NVIDIA's before compute capability 8.0.
     """
     slow: dict[tuple[str, str], list[tuple[Unit, _Heads]]] = defaultdict(list)
     inner = {id(unit): _backend_of(unit, loop) for unit in loop.calls.units if "dot_product" in unit.name}
@@ -156,36 +160,61 @@ def backend(loop: Loop) -> Iterator[Finding]:
     for unit in loop.calls.units:
         which = inner.get(id(unit))
         heads = heads_of(unit)
-        if which in ("math", "efficient") and heads is not None:
-            slow[which, _what_keeps_away(unit, heads)].append((unit, heads))
+        if which is None or heads is None:
+            continue
+        why = _what_keeps_away(unit, heads, which, loop)
+        if why:
+            slow[which, why].append((unit, heads))
     for (which, why), calls in slow.items():
         yield from _slow_backend(loop, which, why, calls)
 
 
+_NAMES = {
+    "math": "the mathematical backend",
+    "efficient": "the memory-efficient backend",
+    "flash": "FlashAttention-2",
+    "cudnn": "cuDNN with a mask",
+}
+
+
 def _backend_of(unit: Unit, loop: Loop) -> str:
+    """A key of `_NAMES`, or ``""``."""
     inside = " ".join(call.name for call in unit.calls)
-    if any(one in inside for one in ("flash_attention", "cudnn_attention", "overrideable")):
-        return "fast"
+    for part, which in (("cudnn_attention", "cudnn"), ("flash_attention", "flash"), ("overrideable", "")):
+        if part in inside:
+            return which
     if "efficient_attention" in inside:
         return "efficient"
     kernels = {loop.timeline.trace.names[loop.rows.name[row]] for row in unit.forward}
-    return "math" if any("softmax" in kernel.lower() for kernel in kernels) else "unknown"
+    return "math" if any("softmax" in kernel.lower() for kernel in kernels) else ""
 
 
-def _what_keeps_away(unit: Unit, heads: _Heads) -> str:
-    query = heads[0]
+def _what_keeps_away(unit: Unit, heads: _Heads, which: str, loop: Loop) -> str:
+    """A key of `_REASONS`; ``""`` where the fastest backend runs."""
+    query, mask = heads[0], mask_of(unit)
+    triangular = mask is not None and _may_be_triangular(mask, heads)
+    if which == "cudnn":
+        return "causal_mask" if triangular else ""
+    if which == "flash":
+        long = query.shape[-2] >= _MIN_TOKENS and query.shape[-1] <= _MAX_CUDNN_HEAD
+        return "older" if loop.device.arch == "sm_90" and long and not query.shape[-1] % 8 else ""
+    if which not in ("math", "efficient"):
+        return ""
     if query.dtype not in ("bf16", "fp16"):
         return "dtype"
     if query.shape[-1] % 8 or query.shape[-1] > _MAX_HEAD:
         return "head"
-    mask = unit.call.inputs[3] if len(unit.call.inputs) > 3 else None
-    if isinstance(mask, Tensor) and mask.shape:
-        queries, keys = query.shape[-2], heads[1].shape[-2]
-        triangular = mask.numel == queries * keys and queries == keys
+    if mask is not None:
         return "causal_mask" if triangular else "mask"
     if any(tensor.strides is not None and tensor.strides[-1] != 1 for tensor in heads):
         return "layout"
     return "disabled"
+
+
+def _may_be_triangular(mask: Tensor, heads: _Heads) -> bool:
+    """A mask that all sequences share is the triangle nearly always."""
+    queries, keys = heads[0].shape[-2], heads[1].shape[-2]
+    return queries == keys and is_shared(mask, queries, keys)
 
 
 _REASONS = {
@@ -217,6 +246,13 @@ _REASONS = {
         "q, k, v = (t.contiguous() for t in (q, k, v))  # or project so that heads come out last in memory",
         "",
     ),
+    "older": (
+        "cuDNN's attention would take {dtype} heads of {dim}, and is disabled or comes later in the order",
+        "from torch.nn.attention import SDPBackend, sdpa_kernel\n"
+        "with sdpa_kernel([SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION], set_priority=True):\n"
+        "    ...  # around the step; torch >= 2.6",
+        "",
+    ),
     "disabled": (
         "nothing in the arguments keeps the fast backends away: they are disabled or not built",
         "torch.backends.cuda.enable_flash_sdp(True)\ntorch.backends.cuda.enable_cudnn_sdp(True)\n"
@@ -224,6 +260,10 @@ _REASONS = {
         "",
     ),
 }
+
+
+#: Whether anything is gained is not certain there.
+_UNSURE = ("mask", "older")
 
 
 def _slow_backend(loop: Loop, which: str, why: str, calls: list[tuple[Unit, _Heads]]) -> Iterator[Finding]:
@@ -238,7 +278,7 @@ def _slow_backend(loop: Loop, which: str, why: str, calls: list[tuple[Unit, _Hea
         for own, time in zip((unit.forward, unit.backward), found, strict=True):
             if own:
                 now = float(loop.rows.dur_ns[own].sum())
-                kept = Estimate(now, time.likely, time.optimistic) if why == "mask" else time
+                kept = Estimate(now, time.likely, time.optimistic) if why in _UNSURE else time
                 rows.append(own)
                 times.append(at_most(kept, now))
     every = [row for own in rows for row in own]
@@ -246,7 +286,7 @@ def _slow_backend(loop: Loop, which: str, why: str, calls: list[tuple[Unit, _Hea
     query, key, _ = calls[0][1]
     reason, fix, risk = _REASONS[why]
     yield Finding(
-        title=f"attention runs on the {'mathematical' if which == 'math' else 'memory-efficient'} backend: "
+        title=f"attention runs on {_NAMES[which]}: "
         f"{duration(taken)}, {percent(loop.share(taken))} of the step",
         evidence=[
             reason.format(dtype=query.dtype, dim=query.shape[3], queries=query.shape[2], keys=key.shape[2]),
@@ -257,6 +297,6 @@ def _slow_backend(loop: Loop, which: str, why: str, calls: list[tuple[Unit, _Hea
         edits=list(fused(rows, times)),
         fix=fix,
         risk=risk,
-        confidence="heuristic" if why in ("mask", "disabled") else "modelled",
+        confidence="heuristic" if why in _UNSURE or why == "disabled" else "modelled",
         swap="attention" if why in ("mask", "causal_mask") else None,
     )

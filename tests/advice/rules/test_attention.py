@@ -3,7 +3,7 @@
 import pytest
 
 from advisor.advice.rates import attention_ns
-from advisor.roofline.devices import Device
+from advisor.roofline.devices import Device, find_device
 from tests.advice.rules.models import BF16, BOOL, FP16, FP32, Op, ask, likely_ms, loop, op
 
 SCORES, HEADS, KEYS = [8, 12, 1024, 1024], [96, 1024, 64], [96, 64, 1024]
@@ -98,11 +98,15 @@ def test_mask_of_each_sequence_is_kept_and_not_called_causal():
     assert "attn_mask=mask" in advice.finding.fix
 
 
-def sdpa(inner: list[Op], *, mask=None, dtype=BF16) -> Op:
-    heads = [8, 12, 1024, 64]
+def sdpa(inner: list[Op], *, mask=None, mask_strides=None, dtype=BF16, gradient=()) -> Op:
+    heads, plain = [8, 12, 1024, 64], [786432, 65536, 64, 1]
     dims = (heads, heads, heads, mask or [], [], [])
     types = [dtype] * 3 + [BOOL if mask else "Scalar", "Scalar", "Scalar"]
-    return op("aten::scaled_dot_product_attention", dims, dtypes=types, inside=inner)
+    strides = [plain, plain, plain, mask_strides, [], []] if mask_strides else None
+    return op(
+        "aten::scaled_dot_product_attention", dims, dtypes=types, strides=strides, inside=inner,
+        gradient=gradient,
+    )  # fmt: skip
 
 
 def efficient(us: float) -> list[Op]:
@@ -117,6 +121,64 @@ def test_triangular_mask_that_keeps_flash_away_is_named():
     assert "memory-efficient" in advice.finding.title
     assert "is_causal=True" in advice.finding.fix
     assert 0.25 < likely_ms(said) < 0.4
+
+
+def cudnn(us: float, backward: float) -> tuple[list[Op], list[Op]]:
+    heads = [8, 12, 1024, 64]
+    kernel = "cudnn_generated_fort_native_sdpa_sm90_flash_{}prop_wgmma_f16"
+    forward = op("aten::_cudnn_attention_forward", (heads,) * 3, kernels=[(kernel.format("f"), us)])
+    gradient = op("aten::_cudnn_attention_backward", (heads,) * 3, kernels=[(kernel.format("b"), backward)])
+    return [op("aten::_scaled_dot_product_cudnn_attention", (heads,) * 3, inside=[forward])], [gradient]
+
+
+def test_a_triangular_mask_that_cudnn_reads_is_named_though_its_backend_is_fast():
+    # GIVEN 150 µs and 400 µs of cuDNN with a mask; is_causal takes 46 µs and 147 µs there
+    inner, gradient = cudnn(150, 400)
+    said = ask("attention.backend", sdpa(inner, mask=[1024, 1024], gradient=gradient), mlp())
+    (advice,) = said.advice
+    assert "cuDNN with a mask" in advice.finding.title
+    assert "is_causal=True" in advice.finding.fix
+    assert 0.32 < likely_ms(said) < 0.39
+
+
+def test_a_plane_that_is_expanded_over_the_batch_is_one_mask():
+    def said(strides: list[int]):
+        inner, gradient = cudnn(150, 400)
+        call = sdpa(inner, mask=[8, 1, 1024, 1024], mask_strides=strides, gradient=gradient)
+        return ask("attention.backend", call, mlp())
+
+    assert len(said([0, 0, 1024, 1]).advice) == 1
+    # AND a mask of each sequence, padding say, is needed as it is
+    assert said([1024 * 1024, 1024 * 1024, 1024, 1]).passed == ["attention.backend"]
+
+
+def test_a_mask_over_other_keys_than_queries_is_no_triangle():
+    inner, gradient = cudnn(150, 400)
+    said = ask("attention.backend", sdpa(inner, mask=[1024, 77], gradient=gradient), mlp())
+    assert said.passed == ["attention.backend"]
+
+
+def flash(us: float) -> list[Op]:
+    heads = [8, 12, 1024, 64]
+    kernel = [("void pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<64, 128, 128, 4>>", us)]
+    return [op("aten::_scaled_dot_product_flash_attention", (heads,) * 3, kernels=kernel)]
+
+
+def test_flash_attention_2_on_hopper_is_told_of_cudnn():
+    # GIVEN the 147 µs that 25.8 GFLOP take at FlashAttention-2's 175 TFLOP/s
+    said = ask("attention.backend", sdpa(flash(147)), mlp())
+    (advice,) = said.advice
+    assert "CUDNN_ATTENTION" in advice.finding.fix
+    assert 0.04 < likely_ms(said) < 0.08
+    assert advice.saving.low_ns < 0.01e6
+
+
+A100 = {"id": 0, "name": "NVIDIA A100-SXM4-40GB", "totalGlobalMem": 42_000_000_000, "numSms": 108}
+
+
+def test_flash_attention_2_on_ampere_is_the_fastest():
+    said = ask("attention.backend", sdpa(flash(147)), mlp(), device=A100)
+    assert said.passed == ["attention.backend"]
 
 
 def test_mathematical_backend_for_fp32_is_named():
@@ -139,6 +201,35 @@ T4 = {"id": 0, "name": "Tesla T4", "totalGlobalMem": 15_800_000_000, "numSms": 4
 def test_a_device_without_a_fast_backend_is_not_told_to_use_one():
     said = ask("attention.backend", sdpa(efficient(4_000), dtype=FP16), mlp(), device=T4)
     assert said.not_applicable == ["attention.backend"]
+
+
+#: (batch, heads, tokens, head dimension, causal, masked), then µs forward and backward of cuDNN on an H200.
+MEASURED = [
+    (4, 8, 512, 64, True, False, 9.3, 27.1),
+    (8, 12, 512, 64, True, False, 19.5, 59.5),
+    (8, 12, 1024, 64, True, False, 47.3, 147),
+    (8, 16, 1024, 64, True, False, 59.2, 190),
+    (16, 16, 1024, 128, True, False, 169, 591),
+    (4, 16, 4096, 128, True, False, 487, 1426),
+    (2, 16, 8192, 128, False, False, 1823, 5251),
+    (2, 12, 4096, 64, False, True, 426, 1003),
+    (4, 16, 4096, 128, False, True, 1643, 4526),
+]
+
+
+@pytest.mark.parametrize(("batch", "heads", "tokens", "dim", "causal", "masked", *"fb"), MEASURED)
+def test_fused_attention_is_promised_within_an_eighth_of_what_was_measured(
+    batch, heads, tokens, dim, causal, masked, f, b
+):
+    entries = batch * heads * tokens**2 * (0.5 if causal else 1)
+
+    found = attention_ns(
+        find_device(override="H200"), entries=entries, queries=tokens, dim=dim, dim_v=dim,
+        batch_heads=batch * heads, causal=causal, dtype="bf16", masked=masked,
+    )  # fmt: skip
+
+    assert found is not None
+    assert [float(time.likely) / 1e3 for time in found] == pytest.approx([f, b], rel=0.125)
 
 
 @pytest.mark.parametrize("backward", [0, 1])
