@@ -13,7 +13,7 @@ import torch
 
 from advisor.capture.swapping_patterns import PatternFinder, uncovered
 from advisor.capture.swapping_steps import headroom_bytes
-from advisor.swap.decide import Terms, decide
+from advisor.swap.decide import Terms, decide, most_worthwhile_first
 from advisor.swap.examples import CAP_BYTES
 from advisor.swap.find import Finder, Skipped
 from advisor.swap.journal import Journal
@@ -119,7 +119,7 @@ class Engine:
         self._watching.close()
 
     def sites(self) -> list[Site]:
-        """What could be replaced, patterns first, and modules only where no pattern covers them."""
+        """What could be replaced, modules only where no pattern covers them; the most worthwhile first."""
         found = self._in_use.sites()
         patterns = [site for site in found if site.mechanism == PatternFinder.mechanism]
         self._found = list(patterns)
@@ -127,6 +127,7 @@ class Engine:
             left = uncovered(site, patterns) if site.mechanism == "module" else site
             if left is not None and site not in patterns:
                 self._found.append(left)
+        self._found = most_worthwhile_first(self._found)
         return self._found
 
     def decide(self, progress: Callable[[int, int, str], None]) -> list[Outcome]:
@@ -138,7 +139,7 @@ class Engine:
             left_s = max(0.0, end_s - time.monotonic())
             found = decide(sites, replace(terms, budget_s=left_s), progress)
             self._outcomes += found
-            more = self._patterns.after(found) if self._patterns else []
+            more = most_worthwhile_first(self._patterns.after(found)) if self._patterns else []
             sites = more if time.monotonic() < end_s else []
         return self._outcomes
 

@@ -90,12 +90,17 @@ def narrowed(example: Example, elements: int = 2**18) -> Example:
     if largest <= elements:
         return example
     rows = inputs[0].shape[0]
-    kept = max(1, rows * elements // largest)
+    # Kernels are compiled anew for one row, and for a number that is no multiple of 16.
+    kept = rows * elements // largest
+    kept = min(rows, kept // 16 * 16 if kept >= 16 else max(kept, 2))
 
     def cut(t: Tensor) -> Tensor:
-        if id(t) not in {id(x) for x in inputs} or t.shape[0] != rows:
+        if id(t) not in {id(x) for x in inputs} or not t.shape[0] or t.shape[0] % rows:
             return t
-        return copied(t[:kept].detach().requires_grad_(t.requires_grad))
+        # Targets lie flat where what they are held against has rows in two dimensions.
+        if t.shape[0] != rows and (t.is_floating_point() or t.dim() > 1):
+            return t
+        return copied(t[: kept * (t.shape[0] // rows)].detach().requires_grad_(t.requires_grad))
 
     modules = {id(m): m for m in leaves if isinstance(m, nn.Module)}
     args = tuple(a if id(a) in modules else remade(a, cut) for a in example.args)

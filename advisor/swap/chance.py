@@ -69,7 +69,7 @@ class _Sums:
     def add(self, played: Played) -> None:
         self.last = _floating(played)
         for name, t in self.last.items():
-            self.runs.setdefault(name, []).append(t.detach().float().cpu())
+            self.runs.setdefault(name, []).append(t.detach().float())
 
     def mean(self, name: str) -> Tensor:
         return torch.stack(self.runs[name]).double().mean(0)

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from advisor.swap.ahead import compile_ahead
 from advisor.swap.clocks import Clock
 from advisor.swap.measure import ORIGINAL, Timed, measure
 from advisor.swap.site import Candidate, Outcome, Site, Trial
-from advisor.swap.verify import said, verify
+from advisor.swap.tensors import size_bytes
+from advisor.swap.verify import Known, said, verify
+
+log = logging.getLogger(__name__)
+
+#: Of the device's saving, what a candidate may cost the host: a host that runs ahead has time to spare.
+MAX_HOST_SHARE = 3.0
+
+#: An optimizer's step is tried fast and may be a tenth of the loop's; the loss and attention hold most memory.
+_ORDER = ("optimizer", "loss", "attention")
 
 #: Sites done, sites in all, what is being tried.
 Progress = Callable[[int, int, str], None]
@@ -24,6 +35,7 @@ class Terms:
         allow_memory: take what needs more memory too.
         min_gain: share of the original's time that must be saved, beyond the noise of both.
         min_saving_ns: time of a step that a site must save at all.
+        host_counts: whether the host's time is the loop's, as it may be unless whole steps are replayed.
         memory_slack_bytes: growth of the peak that does not count, such as a norm's statistics.
         budget_s: for trying all sites; those left over are left as they are.
         measure_s: for timing one site.
@@ -35,9 +47,10 @@ class Terms:
     allow_memory: bool = False
     min_gain: float = 0.02
     min_saving_ns: float = 2_000.0
+    host_counts: bool = True
     memory_slack_bytes: int = 2**20
     budget_s: float = 10.0
-    measure_s: float = 0.4
+    measure_s: float = 0.2
     clock: Clock | None = None
     now_s: Callable[[], float] = time.monotonic
 
@@ -47,8 +60,10 @@ def decide(
 ) -> list[Outcome]:
     """Prove and time every site's candidates and choose among them; nothing is changed.
 
+    What takes how long is logged for debugging, as the attribute `swap` of the records.
+
     Args:
-        sites: the most worthwhile first, for when the time runs out.
+        sites: in the order of `most_worthwhile_first`, for when the time runs out.
         terms: on which a candidate is taken.
         progress: told before each site.
 
@@ -58,6 +73,10 @@ def decide(
     terms = terms or Terms()
     end = terms.now_s() + terms.budget_s
     found = []
+    start_s = time.monotonic()
+    if compile_ahead(sites):
+        spent = {"compiling_s": time.monotonic() - start_s}
+        log.debug("compiled ahead: %s", spent, extra={"swap": spent})
     for i, site in enumerate(sites):
         if progress is not None:
             progress(i, len(sites), f"{site.kind}: {site.what}")
@@ -72,14 +91,33 @@ def decide(
     return found
 
 
+def most_worthwhile_first(sites: Sequence[Site]) -> list[Site]:
+    """Sites in the order in which to try them: kinds that gain much for little trying, then by size."""
+
+    def order(site: Site) -> tuple[int, int]:
+        first = _ORDER.index(site.kind) if site.kind in _ORDER else len(_ORDER)
+        inputs = [size_bytes((example.args, dict(example.kwargs))) for example in site.examples[:1]]
+        return first, -sum(inputs) * site.calls_per_step
+
+    return sorted(sites, key=order)
+
+
 def decide_one(site: Site, terms: Terms) -> Outcome:
     """Try one site's candidates."""
     if not site.candidates:
         return Outcome(site, None, "no candidate serves it")
-    prove = site.prove or (lambda candidate: verify(site, candidate, deterministic=terms.deterministic))
+    known = Known(site)
+    prove = site.prove or (
+        lambda candidate: verify(site, candidate, deterministic=terms.deterministic, known=known)
+    )
+    start_s = time.monotonic()
     trials = {c.name: prove(c) for c in site.candidates}
+    known.let_go()
+    proven_s = time.monotonic()
     left = [c for c in site.candidates if not trials[c.name].refused]
     times = measure(site, left, clock=terms.clock, budget_s=terms.measure_s) if left else {}
+    spent = {"proving_s": proven_s - start_s, "timing_s": time.monotonic() - proven_s}
+    log.debug("%s: %s", site.what, spent, extra={"swap": {"kind": site.kind, "what": site.what, **spent}})
     return _chosen(site, trials, left, times, terms)
 
 
@@ -92,7 +130,7 @@ def _chosen(
     done = list(trials.values())
     if not left:
         return Outcome(site, None, _why_none(done), done)
-    best = min(left, key=lambda c: trials[c.name].time_ns or 0.0)
+    best = min(left, key=lambda c: _cost_ns(times[c.name], terms))
     trial = trials[best.name]
     gain = (trial.original_ns or 0.0) / (trial.time_ns or 1.0)
     return Outcome(site, best, f"{gain:.2f} times as fast", done)
@@ -105,7 +143,27 @@ def _note(trial: Trial, original: Timed, ours: Timed, site: Site, terms: Terms) 
         trial.refused = ours.failure or f"the original could not be timed: {original.failure}"
         return
     trial.time_ns, trial.original_ns = ours.median_ns, original.median_ns
-    trial.refused = slower(ours, original, site.calls_per_step, terms) or fatter(ours, original, terms)
+    trial.refused = (
+        slower(ours, original, site.calls_per_step, terms)
+        or busier(ours, original, terms)
+        or fatter(ours, original, terms)
+    )
+
+
+def _cost_ns(ours: Timed, terms: Terms) -> float:
+    """What ranks those that are a gain: the device's time, and of the host's as much as may show."""
+    host_ns = ours.host_ns or 0.0
+    return ours.median_ns + (host_ns / MAX_HOST_SHARE if terms.host_counts else 0.0)
+
+
+def busier(ours: Timed, original: Timed, terms: Terms) -> str:
+    """Why what the device saves costs the host too much; empty if it does not, or does not count."""
+    if not terms.host_counts or ours.host_ns is None or original.host_ns is None:
+        return ""
+    more, saved = ours.host_ns - original.host_ns, original.median_ns - ours.median_ns
+    if more <= MAX_HOST_SHARE * saved:
+        return ""
+    return f"saves the device {saved / 1e3:.0f} µs and costs the host {more / 1e3:.0f} µs more to launch"
 
 
 def slower(ours: Timed, original: Timed, calls: int, terms: Terms) -> str:

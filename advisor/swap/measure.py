@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -26,10 +27,11 @@ class Timed:
     """What one variant took.
 
     Attributes:
-        median_ns: of a forward and backward; on a GPU the longer of its time and of the host's.
+        median_ns: of a forward and backward; on a GPU the device's time.
         low_ns, high_ns: between which the true median lies (95 %).
         peak_bytes: see `Trial.memory_bytes`.
         failure: why there is no time, in one line.
+        host_ns: that the host takes to enqueue it, where that is not the time itself.
     """
 
     median_ns: float = math.nan
@@ -37,6 +39,7 @@ class Timed:
     high_ns: float = math.nan
     peak_bytes: int | None = None
     failure: str = ""
+    host_ns: float | None = None
 
 
 def measure(
@@ -69,7 +72,7 @@ def measure(
         args, kwargs = remade((example.args, dict(example.kwargs)), copied)
         own = replace(example, args=args, kwargs=kwargs)
         calls = {name: prepared(call, own, given) for name, call in variants.items()}
-    with kept_state(devices), unwarned():
+    with kept_state(devices), unwarned(), nullcontext() if site.ready else as_called(own):
         return timed(calls, clock or clock_for(devices), budget_s)
 
 
@@ -96,7 +99,8 @@ def timed(calls: dict[str, Call], clock: Clock, budget_s: float) -> dict[str, Ti
         return {name: found.get(name, Timed(failure=said(error))) for name in calls}
     for name, values in times.items():
         low, high = interval(values)
-        found[name] = Timed(statistics.median(values), low, high, peaks[name])
+        host_ns = clock.host_ns.get(name)
+        found[name] = Timed(statistics.median(values), low, high, peaks[name], host_ns=host_ns)
     return {name: found[name] for name in calls if name in found}
 
 
@@ -111,7 +115,7 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
 
 
 def prepared(call: Callable[..., Any], example: Example, given: list[torch.Tensor | None]) -> Call:
-    """A call with its backward that can be repeated; gradients are not accumulated.
+    """A call with its backward, to be repeated within `as_called`; gradients are not accumulated.
 
     Args:
         call: takes the example's arguments.
@@ -121,12 +125,11 @@ def prepared(call: Callable[..., Any], example: Example, given: list[torch.Tenso
     leaves = list(wanted(example).values())
 
     def run() -> None:
-        with as_called(example):
-            tensors, _ = parts(call(*example.args, **example.kwargs))
-            if not given:
-                given.extend(random_gradient(t) for t in tensors)
-            pairs = [(t, g) for t, g in zip(tensors, given, strict=True) if g is not None]
-            if pairs and leaves:
-                torch.autograd.grad([t for t, _ in pairs], leaves, [g for _, g in pairs], allow_unused=True)
+        tensors, _ = parts(call(*example.args, **example.kwargs))
+        if not given:
+            given.extend(random_gradient(t) for t in tensors)
+        pairs = [(t, g) for t, g in zip(tensors, given, strict=True) if g is not None]
+        if pairs and leaves:
+            torch.autograd.grad([t for t, _ in pairs], leaves, [g for _, g in pairs], allow_unused=True)
 
     return run

@@ -12,7 +12,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from advisor.kernels._here import lacking
-from advisor.swap.decide import Progress, Terms, decide
+from advisor.swap.decide import Progress, Terms, decide, most_worthwhile_first
 from advisor.swap.find import Finder, ModuleFinder, Skipped
 from advisor.swap.journal import Journal
 from advisor.swap.kinds.optimizer import OptimizerFinder
@@ -99,7 +99,8 @@ class Swapper:
         if self._sites is None:
             self._sites = []
             with self._guarded("sites could not be found"):
-                self._sites = [site for finder in self._finders for site in finder.sites()]
+                found = [site for finder in self._finders for site in finder.sites()]
+                self._sites = most_worthwhile_first(found)
         return self._sites
 
     def decide(self) -> list[Outcome]:

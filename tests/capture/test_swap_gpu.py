@@ -9,6 +9,7 @@ import torch
 
 from advisor import TrainingAdvisor
 from advisor.swap.modules import MARK
+from benchmarks.end_to_end import Repeated
 from benchmarks.end_to_end_models import GPT, Task, _next_token, _text, lightning, module
 
 pytestmark = [
@@ -37,7 +38,7 @@ def fit(folder, *callbacks, steps=STEPS, **options):
         enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
         default_root_dir=str(folder), callbacks=[*callbacks, Keep()], **options,
     )  # fmt: skip
-    trainer.fit(loop, [batches[i % 8] for i in range(steps)])
+    trainer.fit(loop, Repeated(batches, steps))
     return loop, [float(loss) for loss in losses]
 
 

@@ -155,10 +155,15 @@ class ToldClock:
     """Says what it is told: times and peaks by the order of the calls; runs nothing."""
 
     def __init__(
-        self, times_ns: Mapping[str, float], peaks: Mapping[str, int] | None = None, spread: float = 0.0
+        self,
+        times_ns: Mapping[str, float],
+        peaks: Mapping[str, int] | None = None,
+        spread: float = 0.0,
+        hosts_ns: Mapping[str, float] | None = None,
     ) -> None:
         self._times, self._spread = times_ns, spread
         self._peaks = list(peaks.values()) if peaks else None
+        self.host_ns = dict(hosts_ns or {})
 
     def times(self, calls: Mapping[str, Call], budget_s: float) -> dict[str, list[float]]:
         return {
@@ -171,5 +176,5 @@ class ToldClock:
 
 
 def terms(times_ns: Mapping[str, float], peaks: Mapping[str, int] | None = None, **options: Any) -> Terms:
-    spread = options.pop("spread", 0.0)
-    return replace(Terms(clock=ToldClock(times_ns, peaks, spread)), **options)
+    spread, hosts_ns = options.pop("spread", 0.0), options.pop("hosts_ns", None)
+    return replace(Terms(clock=ToldClock(times_ns, peaks, spread, hosts_ns)), **options)

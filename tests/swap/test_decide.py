@@ -109,3 +109,25 @@ def test_each_refusal_is_named_where_there_are_several() -> None:
     assert "raising: raises RuntimeError" in outcome.reason
     assert "writes_input: writes to its input 1" in outcome.reason
     assert all(t.time_ns is None or not math.isnan(t.time_ns) for t in outcome.trials)
+
+
+@pytest.mark.parametrize(
+    ("host", "options", "taken"),
+    [(100e3, {}, True), (150e3, {}, False), (150e3, {"host_counts": False}, True)],
+)
+def test_what_the_device_saves_must_not_cost_the_host_more_than_it_may_have_to_spare(
+    host: float, options, taken: bool
+) -> None:
+    # GIVEN 20 µs that are saved on the device
+    told = terms({"original": 50e3, "right": 30e3}, hosts_ns={"original": 60e3, "right": host}, **options)
+    outcome = only(decide([site(planted.right)], told))
+    assert (outcome.chosen is not None) == taken
+    if not taken:
+        assert outcome.reason == "saves the device 20 µs and costs the host 90 µs more to launch"
+
+
+def test_of_two_that_the_device_takes_about_equally_long_for_the_one_is_taken_that_the_host_launches_faster():
+    made = site(candidate(planted.right, "busy"), candidate(planted.right, "calm"))
+    times, hosts = {"original": 90e3, "busy": 50e3, "calm": 51e3}, {"original": 9e4, "busy": 9e4, "calm": 4e4}
+    assert only(decide([made], terms(times, hosts_ns=hosts))).chosen.name == "calm"
+    assert only(decide([made], terms(times, hosts_ns=hosts, host_counts=False))).chosen.name == "busy"

@@ -166,7 +166,7 @@ def test_the_optimizers_fused_step_is_taken() -> None:
     net(x).sum().backward()
     optimizer.step()
     done = advisor.swap(net, x, "optimizer", optimizers=[optimizer])
-    assert optimizer.param_groups[0]["fused"]
+    assert optimizer.param_groups[0]["fused"], str(done)
     assert {str(s["step"].device) for s in optimizer.state.values()} == {"cuda:0"}
     done.restore()
     assert {str(s["step"].device) for s in optimizer.state.values()} == {"cpu"}

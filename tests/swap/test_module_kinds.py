@@ -106,6 +106,22 @@ def test_near_misses_of_a_gated_mlp_are_left_alone(made) -> None:
     assert gate(made(8, 20), Example((randn(2, 3, 8),))) == "computes no gated MLP"
 
 
+class Projections(nn.Module):
+    """Attention's layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.proj = nn.Linear(8, 24), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).chunk(3, -1)
+        return self.proj((q @ k.transpose(-2, -1)).softmax(-1) @ v)
+
+
+def test_of_what_nobody_takes_for_a_gated_mlp_nothing_is_said() -> None:
+    assert gate(Projections(), Example((randn(2, 3, 8),))) == ""
+
+
 def test_layers_of_a_gated_mlp_are_called_with_their_hooks() -> None:
     module, seen = LlamaMLP(8, 20), []
     (found,) = gate(stand_in(module), Example((randn(3, 8),))).candidates

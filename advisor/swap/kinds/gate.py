@@ -84,11 +84,22 @@ def gate(module: nn.Module, example: Example) -> Offer | str:
         return "is not called with one tensor"
     found = recognised(module, example.args[0])
     if found is None:
-        return "computes no gated MLP"
+        # Attention has two or three layers too, and nobody expects a gate of it.
+        return "computes no gated MLP" if _widens(_layers(module)) else ""
     called = (found.gate, found.up, found.down)
     if any(has_hooks(layer) for name, layer in module.named_children() if name not in called):
         return "its activation has hooks, which would not run"
     return Offer([_bundled(found)], what=f"{type(module).__name__}: gated MLP with {found.activation}")
+
+
+def _widens(widths: dict[str, tuple[int, int]]) -> bool:
+    """Whether some order of the layers leads from a size to a larger one, gated, and back."""
+    for names in permutations(widths.values()):
+        *firsts, (inner, size) = names
+        wide = 2 * inner if len(firsts) == 1 else inner
+        if inner > size and all(width == (size, wide) for width in firsts):
+            return True
+    return False
 
 
 def recognised(module: nn.Module, x: Tensor) -> Gate | None:

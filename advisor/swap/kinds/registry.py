@@ -30,7 +30,7 @@ class Offer:
     reference: Callable[..., Any] | None = None
 
 
-#: Of a module (a stand-in) and a call of it: an offer, or why there is none.
+#: Of a module (a stand-in) and a call of it: an offer, or why there is none (empty where none is expected).
 Offering = Callable[[nn.Module, Example], "Offer | str"]
 
 

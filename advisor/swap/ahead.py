@@ -1,0 +1,68 @@
+"""Triton's compiler, run for all candidates side by side before any is tried."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+
+import torch
+
+from advisor.swap import adversaries
+from advisor.swap.guard import kept_state, unwarned
+from advisor.swap.play import play
+from advisor.swap.site import Candidate, Example, Site
+from advisor.swap.tensors import devices_of
+
+_MOST_THREADS = 8
+
+
+def compile_ahead(sites: Sequence[Site]) -> int:
+    """Run each bundled candidate once on a GPU, each in a thread: their compilers hold no lock.
+
+    What comes of it is passed over: a candidate that fails here fails again when it is tried.
+
+    Args:
+        sites: whose.
+
+    Returns:
+        How many candidates ran.
+    """
+    todo = [
+        (candidate, example)
+        for site in sites
+        for example in site.examples[:1]
+        for candidate in site.candidates
+        if candidate.source == "bundled" and _on_gpu(example)
+    ]
+    if len(todo) < 2:
+        return 0
+    devices = {d for _, e in todo for d in devices_of((e.args, dict(e.kwargs)))}
+    with kept_state(devices), unwarned(), ThreadPoolExecutor(_threads(len(todo))) as threads:
+        list(threads.map(lambda one: _run(*one), todo))
+    # Each thread's matrix products had a workspace of their own.
+    with suppress(AttributeError):
+        torch._C._cuda_clearCublasWorkspaces()
+    return len(todo)
+
+
+def _threads(tasks: int) -> int:
+    return max(1, min(tasks, _MOST_THREADS, (os.cpu_count() or 2) - 1))
+
+
+def _on_gpu(example: Example) -> bool:
+    return {d.type for d in devices_of((example.args, dict(example.kwargs)))} == {"cuda"}
+
+
+def _run(candidate: Candidate, example: Example) -> None:
+    with suppress(Exception):
+        if candidate.unsupported(example):
+            return
+        device = next(iter(devices_of((example.args, dict(example.kwargs)))))
+        with torch.cuda.device(device):
+            play(candidate.call, example)
+            # Hard values come in fewer rows, for which some kernels are compiled anew.
+            few = adversaries.narrowed(example)
+            if few is not example:
+                play(candidate.call, few)
