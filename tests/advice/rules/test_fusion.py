@@ -1,7 +1,5 @@
 """Fusion: each pattern fires on what it is for, and on that alone."""
 
-import pytest
-
 from tests.advice.rules.models import BF16, FP32, Op, ask, likely_ms, loop, op
 
 #: 64 M elements: 134 MB in bf16, one pass of reading and writing takes 56 µs at the roof.
@@ -169,14 +167,26 @@ def test_pointwise_chain_moves_its_bytes_once():
     assert 0.36 < likely_ms(said) < 0.46
 
 
-def test_chain_that_ends_in_a_norm_is_not_promised_to_gain_from_compiling():
-    # GIVEN bias, GELU and LayerNorm, as measured in a step that torch.compile made 12 % slower
+def test_chain_that_ends_in_a_norm_is_promised_what_compiling_gains_forward_and_loses_backward():
+    # GIVEN bias, GELU and LayerNorm; measured with torch.compile 22 % less and, in one graph, 12 % more
     said = ask("fusion.chain", *(one for _ in range(4) for one in chain(layer_norm(117, 270))))
     (advice,) = said.advice
     step_ns = 4 * (165 + 90 + 117 + 55 + 120 + 270) * 1e3
-    assert advice.saving.likely_ns == pytest.approx(0, abs=0.02 * step_ns)
-    assert advice.saving.low_ns < -0.10 * step_ns
-    assert advice.saving.high_ns > 0.3 * step_ns
+    assert 0.02 * step_ns < advice.saving.likely_ns < 0.10 * step_ns
+    assert advice.saving.low_ns < -0.12 * step_ns
+    # AND the bundled kernel's 32 % are in the range
+    assert advice.saving.high_ns > 0.4 * step_ns
+
+
+def test_a_forward_alone_that_ends_in_a_norm_gains_by_compiling():
+    # GIVEN 372 µs, of which torch.compile leaves 246
+    def forward() -> list[Op]:
+        return [point("aten::add", (X, [4096], []), 165), point("aten::gelu", (X, []), 90)]
+
+    norm = [op("aten::native_layer_norm", (X, [], [4096]), kernels=[("vectorized_layer_norm_kernel", 117)])]
+    ends = op("aten::layer_norm", (X, [], [4096]), inside=norm)
+    said = ask("fusion.chain", product(), *forward(), ends, product())
+    assert 0.11 < likely_ms(said) < 0.14
 
 
 def test_products_between_break_a_chain():
