@@ -177,9 +177,10 @@ def _cross_entropy_kernel(
             filled = (start + groups >= shift) & (start + groups + GROUP <= last)
             tl.store(grad_row + cols, g, mask=filled)
             tl.store(grad_row + cols, g, mask=(cols >= shift) & (cols < last) & (filled == 0))
-        # The target's own is set right when all are written, which spares a comparison an element.
+        # The target's own is set right when all are written, which spares a comparison an element. Summed so
+        # that a single class, whose share is all, gets exactly 0.
         tl.debug_barrier()
-        g = exp(picked - top, False) * share - push - (1.0 - smoothing) * weight
+        g = exp(picked - top, False) * share - weight + smoothing * ((n_cols - 1.0) / n_cols) * weight
         tl.store(grad_ptr + row * x_stride + target, g.to(grad_ptr.dtype.element_ty), mask=kept & real)
 
 

@@ -72,6 +72,14 @@ def _limits(rows, n_queries, n_cols, diagonal, CAUSAL: tl.constexpr):
 
 
 @triton.jit
+def _sum(e, axis: tl.constexpr, EXACT: tl.constexpr):
+    """Where EXACT, in fp64: an error of the sum is in every result of the row, and nothing evens it out."""
+    if EXACT:
+        e = e.to(tl.float64)
+    return tl.sum(e, axis=axis).to(tl.float32)
+
+
+@triton.jit
 def _mask_rows(rows, size_1, size_2, stride_0, stride_1, stride_2):
     # Divided in 32 bits, which is several times as fast.
     first, second, third = rows // (size_1 * size_2), rows // size_2 % size_1, rows % size_2
@@ -113,7 +121,7 @@ def _softmax_forward_kernel(
         e = exp(z, EXACT)
     else:
         e = exp_beside(z, peak * 1.4426950408889634)
-    total = tl.sum(e, axis=1)[:, None]
+    total = _sum(e, 1, EXACT)[:, None]
     # One rounded division a row is more exact than an approximate one an element, and fewer instructions.
     y = z - tl.log(total) if LOG else e * tl.div_rn(1.0, total)
     tl.store(y_ptr + row * n_cols + cols, y, mask=(rows < n_rows) & (cols < n_cols))
@@ -134,7 +142,7 @@ def _softmax_forward_long_kernel(
     x_row = x_ptr + row * x_stride
     EXACT: tl.constexpr = y_ptr.dtype.element_ty == tl.float32
     peak = float("-inf")
-    total = tl.zeros([BLOCK], tl.float32)
+    total = tl.zeros([BLOCK], tl.float64 if EXACT else tl.float32)
     for start in range(0, limit, BLOCK):
         z = _scores(x_row, mask_row, stride_col, start + at, limit, n_cols, scale, BOOL)
         new_peak = tl.maximum(peak, tl.max(z, axis=0))
@@ -142,7 +150,7 @@ def _softmax_forward_long_kernel(
         safe = tl.where(new_peak == float("-inf"), 0.0, new_peak)
         total = total * exp(peak - safe, EXACT) + exp(z - safe, EXACT)
         peak = new_peak
-    whole = tl.sum(total, axis=0)
+    whole = _sum(total, 0, EXACT)
     share = tl.div_rn(1.0, whole)
     log_whole = tl.log(whole)
     for start in range(0, n_cols, BLOCK):

@@ -52,6 +52,16 @@ def test_rows_of_any_length_and_alignment(device, dtype, classes, poisoned):
         _judge(_logits(device, dtype, 5, classes, stride), _target(device, 5, classes), label_smoothing=0.2)
 
 
+@pytest.mark.quick
+@pytest.mark.parametrize("rows", [3, 5, 7])
+def test_a_single_class_has_a_gradient_of_exactly_zero_as_in_eager(device, rows):
+    # GIVEN weights of rows and smoothings that are no powers of two
+    for smoothing in (0.0, 0.1, 0.2, 0.3, 0.7):
+        x = torch.randn(rows, 1, device=device, requires_grad=True)
+        ce.cross_entropy(x, x.new_zeros(rows, dtype=torch.int64), label_smoothing=smoothing).backward()
+        assert x.grad.equal(torch.zeros_like(x))
+
+
 @pytest.mark.parametrize("early", cases([True, False]))
 @pytest.mark.parametrize("dtype", cases([torch.float32, torch.bfloat16]))
 def test_a_gradient_written_in_the_forward_equals_one_computed_later(device, dtype, early):

@@ -46,6 +46,17 @@ def test_rows_too_long_for_registers_match_eager(device, columns, log, poisoned)
 
 
 @pytest.mark.quick
+def test_terms_too_small_to_change_the_largest_one_by_one_count_together(device):
+    # GIVEN a score of 0 and, a block of columns apart each, eight whose exponential is 2^-25
+    x = torch.full((1, 16400), -torch.inf, device=device)
+    x[0, 0] = 0.0
+    x[0, 2048 : 8 * 2048 + 1 : 2048] = -25 * torch.tensor(2.0).log()
+    # THEN the sum is 1 + 2^-22 and not 1
+    y = sm.softmax(x)
+    assert abs(float(y[0, 0].double()) - (1 - 2**-22)) <= 2**-24
+
+
+@pytest.mark.quick
 def test_leading_excluded_scores_do_not_poison_a_long_row(device):
     # GIVEN a row whose first blocks are all excluded
     mask = torch.arange(16400, device=device) >= 16390
