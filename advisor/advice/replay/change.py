@@ -39,7 +39,7 @@ class Change:
         extra_host_ns: float (items,), host work right before an item that was not there.
         inserted: (item that it comes after, stream, duration in ns, host time in ns) of new launches.
         stream_count: how many streams there are.
-        loader_ns: time between the workers' batches.
+        loader_ns: time between the workers' batches; None where no edit changes it.
     """
 
     def __init__(self, graph: Graph, made: Sequence[Edit] = (), case: str = "likely") -> None:
@@ -54,7 +54,7 @@ class Change:
         self.extra_host_ns = np.zeros(len(graph.items.kind))
         self.order, self.position = graph.items.order.copy(), graph.items.position.copy()
         self.stream_count = graph.streams.count
-        self.loader_ns = graph.loader.period_ns
+        self.loader_ns: float | None = None
         #: Item of each launch, or -1.
         self._item = np.full(len(rows), -1, np.int64)
         launches = np.flatnonzero(graph.items.kind == LAUNCH)

@@ -12,7 +12,7 @@ known to cost, and that two measurements of one loop agree to about a percent.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -22,11 +22,17 @@ from advisor.trace.events import Trace
 #: The profiler's share in a piece of host work is of no more than this, and as much for each Python frame
 #: that is recorded in it.
 _SWELLS_NS = 50_000.0
-#: Host time without the profiler over that with it: 1.6 to 2.1 times as long with operators, shapes and
-#: device activity. Source: step times of GPT, ViT and ResNet on an H200 inside and outside the window.
-_USUAL, _SPREAD = 0.6, 0.15
-#: Relative deviation of two measurements of one loop's step time.
-DRIFT = 0.01
+#: Host time without the profiler over that with it: 2 to 3 times as long with operators, shapes and device
+#: activity. Source: step times of ten loops that the host limits, on an H200 inside and outside the window.
+_USUAL, _SPREAD = 0.45, 0.13
+#: Each event that is recorded costs the host at least this; 2.5 to 5 µs in those loops.
+_LEAST_AN_EVENT_NS = 1_000.0
+#: Relative deviation of two measurements of one loop's step time, and of what of it is the host's work: its
+#: cores have other things to do, and their clocks go up and down.
+DRIFT, HOST_DRIFT = 0.01, 0.04
+#: The same of the capture and of steps without the profiler: its start is a pause, and a device that has
+#: rested runs up to 4 % faster for a while.
+_FIT = 0.02
 #: The same of the time to make a batch, which hangs on what other processes do to memory and disk.
 FETCH_DRIFT = 0.1
 #: Standard deviations that nine in ten values stay below.
@@ -62,11 +68,13 @@ class Speed:
         host: factor on what swells under the profiler.
         fetch: factor on fetching batches in the training process itself.
         long: factor on the long pieces that hardly swell, other than fetches.
+        loader_ns: time between the batches of the loader's workers; None as captured.
     """
 
     host: float = 1.0
     fetch: float = 1.0
     long: float = 1.0
+    loader_ns: float | None = None
 
 
 AS_PROFILED = Speed()
@@ -84,6 +92,10 @@ class Speeds:
     likely: Speed
     fast: Speed
     slow: Speed
+
+    def behind(self, loader_ns: float) -> Speeds:
+        """The same host, behind workers of this pace."""
+        return Speeds(*(replace(one, loader_ns=loader_ns) for one in (self.likely, self.fast, self.slow)))
 
 
 #: Without any baseline: as profiled, at worst; nothing else may be promised.
@@ -106,7 +118,7 @@ def likeliest_speeds(step_ns: Callable[[Speed], float], target_ns: float, *, fet
     fine = np.linspace(_LEAST, _MOST, 20 * (_TRIALS - 1) + 1)[:, None]
     drift = np.linspace(-2.0, 2.0, 81)[None] if fetches else np.zeros((1, 1))
     played = np.interp(fine, host, steps) + drift * np.interp(fine, host, slope)
-    off = (target_ns / np.maximum(played, 1.0) - 1.0) / DRIFT
+    off = (target_ns / np.maximum(played, 1.0) - 1.0) / _FIT
     cost = off**2 + ((fine - _USUAL) / _SPREAD) ** 2 + drift**2
 
     def at(place: int) -> Speed:
@@ -119,6 +131,21 @@ def likeliest_speeds(step_ns: Callable[[Speed], float], target_ns: float, *, fet
     if step_ns(found.likely) > _MISFIT * target_ns:
         return _slow_throughout(step_ns, target_ns, found)
     return found
+
+
+def with_cheapest_profiler(work_ns: float, events: int) -> Speed:
+    """The host at its slowest: as fast as it must be if recording costs as little as it ever does.
+
+    Args:
+        work_ns: what of the host's work swells under the profiler.
+        events: that were recorded meanwhile.
+    """
+    return Speed(max(1.0 - _LEAST_AN_EVENT_NS * events / max(work_ns, 1.0), _LEAST))
+
+
+def falls_short(played_ns: float, target_ns: float) -> bool:
+    """Whether a played step is too short to be the real one."""
+    return played_ns * _MISFIT < target_ns
 
 
 def _slow_throughout(step_ns: Callable[[Speed], float], target_ns: float, found: Speeds) -> Speeds:

@@ -67,6 +67,7 @@ class Graph:
         launches_in_op: int64 (operators,), launches of each operator and all inside it.
         depth: launches in flight at which a launching call waits.
         loader: fetches of batches.
+        events: operators and calls recorded in the played steps.
     """
 
     analysis: Analysis
@@ -83,17 +84,25 @@ class Graph:
     launches_in_op: np.ndarray
     depth: int
     loader: Loader
+    events: int
 
 
-def build_graph(analysis: Analysis) -> Graph:
-    """Make the graph of an analysed trace's typical steps."""
+def build_graph(analysis: Analysis, *, staging_waits: bool = True) -> Graph:
+    """Make the graph of an analysed trace's typical steps.
+
+    Args:
+        analysis: the joined trace.
+        staging_waits: as for `find_sync_calls`.
+    """
     timeline = analysis.timeline
     trace, rows = timeline.trace, timeline.launches
     windows = typical_steps(analysis)
     side = HostSide(timeline)
     call_of = side.call_of
     queue = find_queue(trace, rows, call_of)
-    host = host_work(trace, windows, timeline.op_parent)
+    loader = find_loader(side, windows)
+    fetched = np.concatenate([loader.start_ns, loader.end_ns])
+    host = host_work(trace, windows, timeline.op_parent, fetched)
 
     submit = rows.launch_ts_ns.copy()
     blocked = np.isin(call_of, queue.blocked) & (call_of >= 0)
@@ -102,8 +111,7 @@ def build_graph(analysis: Analysis) -> Graph:
     streams = device_order(trace, rows, submit)
 
     inside = np.flatnonzero(windows.at(trace.runtime.ts_ns) >= 0)
-    waits = find_sync_calls(trace, rows, call_of, streams.stream, inside)
-    loader = find_loader(side, windows)
+    waits = find_sync_calls(trace, rows, call_of, streams.stream, inside, staging_waits)
     played = (rows.launch_ts_ns >= 0) & (windows.at(rows.launch_ts_ns) >= 0)
     work = _work(analysis, host, waits, queue.blocked, queue.own_ns, loader)
     items, slots = _items(analysis, host, streams, call_of, played, waits, loader)
@@ -122,6 +130,7 @@ def build_graph(analysis: Analysis) -> Graph:
         launches_in_op=launches_in_ops(rows.op[rows.op >= 0], timeline.op_parent),
         depth=queue.depth,
         loader=loader,
+        events=int((windows.at(trace.ops.ts_ns) >= 0).sum()) + len(inside),
     )
 
 

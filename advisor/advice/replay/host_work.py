@@ -60,13 +60,16 @@ class HostWork:
         return share / np.maximum(self.dur_ns, 1)
 
 
-def host_work(trace: Trace, windows: Windows, op_parent: np.ndarray) -> HostWork:
+def host_work(
+    trace: Trace, windows: Windows, op_parent: np.ndarray, cuts_ns: np.ndarray | None = None
+) -> HostWork:
     """Cut the host time of these windows into pieces.
 
     Args:
         trace: the trace.
         windows: of the steps to play.
         op_parent: as in `Timeline.op_parent`.
+        cuts_ns: further times to cut at, such as the ends of batch fetches, which no operator marks.
     """
     ops, calls = trace.ops, trace.runtime
     in_op = np.flatnonzero(windows.overlapping(ops.ts_ns, ops.end_ns))
@@ -87,7 +90,7 @@ def host_work(trace: Trace, windows: Windows, op_parent: np.ndarray) -> HostWork
     nesting = Nesting(track, start, dur)
 
     marks = np.concatenate([start, start + dur, windows.start_ns, windows.end_ns, calls.ts_ns[alone]])
-    marks = np.unique(marks)
+    marks = np.unique(marks if cuts_ns is None else np.concatenate([marks, cuts_ns]))
     at = windows.at(marks)
     begin, end = marks[:-1], marks[1:]
     kept = at[:-1] >= 0

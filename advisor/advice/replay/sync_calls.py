@@ -7,15 +7,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from advisor.roofline.launch_class import HOST_COPY, OTHER_COPY, PAGEABLE_COPY, goes_to_host, launch_classes
 from advisor.trace.events import Trace
 from advisor.trace.link import Launches
-from advisor.trace.names import coded
+from advisor.trace.names import coded, named
 
 #: By what they do, whatever the runtime: cudaStreamSynchronize, hipDeviceSynchronize, cuCtxSynchronize, ...
 _SYNCHRONISE = re.compile(r"synchronize", re.I)
 _OF_DEVICE = re.compile(r"(?:Device|Ctx|Context|Thread)Synchronize", re.I)
 _OF_STREAM = re.compile(r"Stream\w*Synchronize", re.I)
-_COPY = re.compile(r"memcpy|memset", re.I)
+_COPY = re.compile(r"memcpy", re.I)
+_RETURNS_AT_ONCE = re.compile(r"async", re.I)
 #: Freeing memory waits for the device where the driver must unmap it.
 _FREE = re.compile(r"^(?:cuda|hip|cu|mu|xpu)?(?:Mem)?Free(?:Host)?(?:_v\d)?$", re.I)
 _DEVICE, _STREAM, _EVENT, _OWN_COPY, _MAYBE_DEVICE = 1, 2, 3, 4, 5
@@ -23,6 +25,11 @@ _DEVICE, _STREAM, _EVENT, _OWN_COPY, _MAYBE_DEVICE = 1, 2, 3, 4, 5
 _TOLERANCE_NS = 3_000
 #: Own cost of a waiting call, where no call of its name shows it.
 _PLAIN_NS = 6_000
+#: A smaller copy from pageable memory goes into a buffer at once (source: CUDA driver API, synchronisation),
+#: unless its call takes so long that it must have waited.
+_STAGED_BYTES, _STAGING_NS = 1 << 16, 50_000
+#: A large one returns when its last piece lies in that buffer, not when it is through.
+_LAST_PIECE_NS = 100_000
 #: A call shorter than this, or that ends long after what it may have waited for, did not wait.
 _RETURN_NS = 100_000
 
@@ -61,7 +68,12 @@ def _kind(name: str) -> int:
 
 
 def find_sync_calls(
-    trace: Trace, rows: Launches, call_of: np.ndarray, stream: np.ndarray, calls: np.ndarray
+    trace: Trace,
+    rows: Launches,
+    call_of: np.ndarray,
+    stream: np.ndarray,
+    calls: np.ndarray,
+    staging_waits: bool = True,
 ) -> SyncCalls:
     """Find the waiting calls among those of the played steps.
 
@@ -71,10 +83,12 @@ def find_sync_calls(
         call_of: int64 (launches,), the runtime call of each, or -1.
         stream: int64 (launches,), numbered streams.
         calls: int64, positions in ``Trace.runtime`` to look at.
+        staging_waits: whether a call that ends shortly before its copy from pageable memory does waited for
+            it; else it is work.
     """
     table = trace.runtime
     kinds = coded(trace.names, table.name[calls], _kind, np.int8)
-    look = _Look(trace, rows, call_of, stream)
+    look = _Look(trace, rows, call_of, stream, _LAST_PIECE_NS if staging_waits else 0)
     found = [one for call, kind in zip(calls[kinds > 0].tolist(), kinds[kinds > 0].tolist(), strict=True)
              if (one := look.at(call, kind))]  # fmt: skip
     columns = list(zip(*found, strict=True)) if found else [()] * 5
@@ -93,10 +107,32 @@ def find_sync_calls(
     return SyncCalls(call, until, lane, own, lag)
 
 
+def _blocking_copies(trace: Trace, rows: Launches, call_of: np.ndarray) -> np.ndarray:
+    """Copies whose call returns only when they are done, by what they copy; bool (launches,).
+
+    An asynchronous one that is over before its call returns, because its stream was idle, waited for nothing.
+    """
+    classes = launch_classes(rows.kind, rows.name, trace.names)
+    pageable = classes == PAGEABLE_COPY
+    to_host = named(trace.names, rows.name, goes_to_host)
+    pinned = named(trace.names, rows.name, lambda name: "pinned" in name.lower())
+    linked = call_of >= 0
+    at_once, long = np.zeros(len(rows), bool), np.ones(len(rows), bool)
+    at_once[linked] = named(trace.names, trace.runtime.name[call_of[linked]], _RETURNS_AT_ONCE.search)
+    long[linked] = trace.runtime.dur_ns[call_of[linked]] > _STAGING_NS
+    staged = (rows.bytes >= 0) & (rows.bytes < _STAGED_BYTES) & ~to_host & ~long
+    # Where the name does not tell the kind of memory, what the trace shows must do.
+    by_itself = (pageable & ~staged) | (~pageable & ~pinned)
+    return np.isin(classes, (HOST_COPY, PAGEABLE_COPY, OTHER_COPY)) & (by_itself | ~at_once)
+
+
 class _Look:
     """What one call waits for."""
 
-    def __init__(self, trace: Trace, rows: Launches, call_of: np.ndarray, stream: np.ndarray) -> None:
+    def __init__(
+        self, trace: Trace, rows: Launches, call_of: np.ndarray, stream: np.ndarray, last_piece_ns: int
+    ) -> None:
+        self._last_piece_ns = last_piece_ns
         self._calls, self._stream = trace.runtime, stream
         self._begins, self._ends, self._row_ends = trace.runtime.ts_ns, trace.runtime.end_ns, rows.end_ns
         order = np.lexsort((rows.ts_ns, rows.launch_ts_ns))
@@ -106,6 +142,8 @@ class _Look:
         self._by_end, self._launch_ts = np.argsort(self._row_ends, kind="stable"), rows.launch_ts_ns
         self._sorted_ends = self._row_ends[self._by_end]
         self._of_track: dict[int, np.ndarray] = {}
+        self._blocking = _blocking_copies(trace, rows, call_of)
+        self._pageable = launch_classes(rows.kind, rows.name, trace.names) == PAGEABLE_COPY
         self._row_of = dict(zip(call_of[::-1].tolist(), range(len(call_of) - 1, -1, -1), strict=True))
         self._by_lane = {lane: np.flatnonzero(self._lane == lane) for lane in self._lanes}
         self._lane_end = {lane: np.maximum.accumulate(self._end[at]) for lane, at in self._by_lane.items()}
@@ -122,7 +160,9 @@ class _Look:
         late = end + _TOLERANCE_NS
         if kind == _OWN_COPY:
             row = self._row_of.get(call, -1)
-            if row < 0 or self._row_ends[row] > late:
+            if row < 0 or not self._blocking[row]:
+                return None
+            if self._row_ends[row] > late + (self._last_piece_ns if self._pageable[row] else 0):
                 return None
             return call, row, int(self._stream[row]), int(self._row_ends[row])
         if kind == _EVENT:

@@ -45,6 +45,12 @@ class Tape:
     loader_ns: float
 
 
+def _loader_ns(change: Change, speed: Speed) -> float:
+    """An edit's pace, else the real one where it is known, else the captured one."""
+    given = (change.loader_ns, speed.loader_ns, change.graph.loader.period_ns)
+    return next(pace for pace in given if pace is not None)
+
+
 def tape_of(change: Change, speed: Speed) -> Tape:
     """A changed graph as a tape.
 
@@ -109,5 +115,5 @@ def tape_of(change: Change, speed: Speed) -> Tape:
         stream_count=change.stream_count,
         slot_count=graph.slots,
         depth=graph.depth,
-        loader_ns=change.loader_ns,
+        loader_ns=_loader_ns(change, speed),
     )

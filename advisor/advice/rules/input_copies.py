@@ -192,7 +192,7 @@ def _pinning(loop: Loop, nbytes: float) -> Input | None:
     # A thread beside them pins; workers that are behind stay so.
     loader = loop.replay.graph.loader
     own_ns = float(loader.own_ns.mean()) if loader.waits else now_ns
-    period = Estimate(*(max(nbytes / x * 1e9, loader.period_ns) for x in PIN_THREAD_BYTES_PER_S.cases))
+    period = Estimate(*(max(nbytes / x * 1e9, loop.replay.loader_ns) for x in PIN_THREAD_BYTES_PER_S.cases))
     return Input(Estimate(own_ns, min(own_ns, float(TAKE_NS.likely)), float(TAKE_NS.optimistic)), period)
 
 
