@@ -6,14 +6,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from advisor.advice.edits import Edit
-from advisor.advice.finding import NEGLIGIBLE, Advice, Advised, Finding, Saving
+from advisor.advice.finding import NEGLIGIBLE, TOGETHER, Advice, Advised, Finding, Saving
 from advisor.advice.loop import Loop
 from advisor.advice.replay import Outcome, Replay
 from advisor.advice.rule import NotApplicable, Rule, all_rules
 from advisor.roofline.analysis import Analysis
-
-#: So many findings are played together for the combined saving.
-_TOP = 5
 
 
 def advise(analysis: Analysis, rules: Sequence[Rule] | None = None) -> Advised:
@@ -78,7 +75,7 @@ def _together(advice: Sequence[Advice], loop: Loop) -> tuple[Saving, list[str]] 
     rules: list[str] = []
     step_ns = loop.step_ns
     for one in advice:
-        if len(rules) == _TOP or one.saving is None or one.saving.likely_ns <= worth:
+        if len(rules) == TOGETHER or one.saving is None or one.saving.likely_ns <= worth:
             break
         with_it = [*edits, *one.finding.edits]
         played_ns = loop.replay.step_ns(with_it)

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 #: A saving below this share of the step is not worth a reader's time.
 NEGLIGIBLE = 0.003
+#: At most so many findings are played together for the combined saving.
+TOGETHER = 5
 
 
 @dataclass(frozen=True, eq=False)

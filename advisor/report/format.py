@@ -131,6 +131,11 @@ def one_line(text: str) -> str:
     return " ".join(text.split())
 
 
+def sentence(text: str) -> str:
+    """The text with a capital at its start."""
+    return text[:1].upper() + text[1:]
+
+
 def few(names: Sequence[str], shown: int = 2) -> str:
     """The first of several names, and how many there are besides: ``a, b and 3 more``."""
     rest = len(names) - shown

@@ -49,6 +49,10 @@ def render(report: Report) -> str:
         trace_ranks=len(report.ranks),
         summary=report.summary,
         device=report.device,
+        worthwhile=findings_view.worthwhile(report.findings),
+        fruitless=findings_view.fruitless(report.findings),
+        combined=findings_view.combined(report),
+        caveat=findings_view.caveat(report),
         metrics=metrics.metrics(report),
         bars=breakdown.bars(report),
         plot=plot,
@@ -102,18 +106,19 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )
     filters: dict[str, Any] = {
-        "between": findings_view.between,
         "bytes_per_s": fmt.bytes_per_s,
         "collective": communication_view.label,
         "count": fmt.count,
         "duration": fmt.duration,
         "flops_per_s": fmt.flops_per_s,
         "gain": findings_view.gain,
+        "spread": findings_view.spread,
         "intensity": fmt.intensity,
         "nbytes": fmt.nbytes,
         "number": fmt.number,
         "percent": fmt.percent,
         "pipe": fmt.pipe,
+        "sentence": fmt.sentence,
         "shorten": fmt.shorten,
     }
     environment.filters.update(filters)

@@ -6,6 +6,7 @@ table, mention a person or make a link.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator, Sequence
 
@@ -58,14 +59,7 @@ def _lines(report: Report) -> Iterator[str]:
     yield ""
     yield from _doubts(report)
     yield from _table(("", "", ""), [_metric(metric) for metric in metrics.metrics(report)])
-    for finding in report.findings:
-        yield from _finding(finding)
-    if report.together and len(report.together.rules) > 1:
-        together = (
-            f"{findings_view.gain(report.together)}, {findings_view.between(report.together.saving_ms)}"
-        )
-        yield f"The first {len(report.together.rules)} made together: {together}."
-        yield ""
+    yield from _findings(report)
     if report.swaps:
         yield from _swaps(report.swaps)
     if report.passed:
@@ -101,10 +95,27 @@ def _metric(metric: metrics.Metric) -> tuple[str, str, str]:
     return prose(metric.label), f"*{fmt.NOT_MEASURED}*", f"to get it: {prose(metric.remedy)}"
 
 
+def _findings(report: Report) -> Iterator[str]:
+    if caveat := findings_view.caveat(report):
+        yield f"> {prose(fmt.sentence(caveat))}"
+        yield ""
+    for finding in findings_view.worthwhile(report.findings):
+        yield from _finding(finding)
+    combined = findings_view.combined(report)
+    if combined and report.together:
+        saving = f"**{findings_view.gain(report.together)}**, {findings_view.spread(report.together)}"
+        besides = f" {prose(fmt.sentence(combined.besides))}." if combined.besides else ""
+        yield f"{fmt.sentence(combined.made)}: {saving}; {combined.note}.{besides}"
+        yield ""
+    fruitless = findings_view.fruitless(report.findings)
+    title = f"{len(fruitless)} more, likely without a saving as the loop is now"
+    yield from _folded(title, itertools.chain.from_iterable(map(_finding, fruitless)))
+
+
 def _finding(finding: Finding) -> Iterator[str]:
     saving = findings_view.gain(finding)
     if finding.saving_ms:
-        saving += f", {findings_view.between(finding.saving_ms)}"
+        saving += f", {findings_view.spread(finding)}"
     yield f"**{prose(finding.title)}**: {saving}, {prose(finding.confidence, 40)} ({code(finding.rule)})"
     yield ""
     if finding.note:

@@ -145,21 +145,25 @@ class _View:
         table = Table.grid(padding=(0, 2))
         table.add_column(no_wrap=True, justify="right")
         table.add_column(ratio=1)
-        for finding in self._report.findings[:TOP_FINDINGS]:
+        found = self._report.findings
+        for finding in [*findings_view.worthwhile(found), *findings_view.fruitless(found)][:TOP_FINDINGS]:
             table.add_row(self._saving(finding), self._text(fmt.shorten(finding.title, 200)))
-            range_ = f"{findings_view.between(finding.saving_ms)}, " if finding.saving_ms else ""
+            range_ = f"{findings_view.spread(finding)}, " if finding.saving_ms else ""
             note = f"; {fmt.shorten(finding.note, 200)}" if finding.note else ""
             told = f"{range_}{fmt.shorten(finding.confidence, 20)}{note}; advisor explain {finding.rule}"
             table.add_row("", self._text(told, "dim"))
-        rest = len(self._report.findings) - TOP_FINDINGS
+        rest = len(found) - TOP_FINDINGS
         if rest > 0:
             table.add_row("", self._text(f"and {rest} more in the report", "dim"))
-        together = self._report.together
-        if together and len(together.rules) > 1:
-            told = (
-                f"the first {len(together.rules)} made together, {findings_view.between(together.saving_ms)}"
-            )
+        combined, together = findings_view.combined(self._report), self._report.together
+        if combined and together:
+            told = f"{combined.made}, {findings_view.spread(together)}"
             table.add_row(self._saving(together), self._text(told, "bold"))
+            if combined.besides:
+                table.add_row("", self._text(fmt.shorten(combined.besides, 200), "dim"))
+        if caveat := findings_view.caveat(self._report):
+            table.add_row("", self._text(caveat, "yellow"))
+        table.add_row("", self._text("the code of each change is in the report", "dim"))
         return table
 
     def _swaps(self, swaps: Swaps) -> Group:

@@ -20,14 +20,16 @@ def test_a_saving_is_told_with_its_share_and_range() -> None:
     saving = model.Saving(low=1.0, likely=2.0, high=3.0)
     finding = model.Finding(rule="a.b", title="t", saving_ms=saving, saving_fraction=0.1)
     assert findings_view.gain(finding) == "saves 2.00 ms a step (10.0%)"
-    assert findings_view.between(saving) == "between 1.00 ms and 3.00 ms"
+    assert findings_view.spread(finding) == "between 1.00 ms and 3.00 ms"
 
 
 def test_a_saving_that_may_be_a_loss_says_so() -> None:
     saving = model.Saving(low=-2.0, likely=0.0, high=0.5)
     finding = model.Finding(rule="a.b", title="t", saving_ms=saving, saving_fraction=0.0)
-    assert findings_view.gain(finding) == "likely saves nothing"
     assert findings_view.between(saving) == "between 2.00 ms slower and 500 µs faster"
+    # BUT where nothing is likely, only the best case is worth a word
+    assert findings_view.gain(finding) == "likely saves nothing"
+    assert findings_view.spread(finding) == "at best 500 µs"
 
 
 def test_a_saving_too_small_to_see_is_told_as_none_everywhere(rich_report: model.Report) -> None:
@@ -58,7 +60,7 @@ def test_a_title_begins_with_a_capital_unless_with_a_name(title: str, told: str)
 
 
 def test_an_unknown_saving_is_not_nought() -> None:
-    assert findings_view.gain(model.Finding(rule="a.b", title="t")) == "saving not known"
+    assert findings_view.gain(model.Finding(rule="a.b", title="t")) == "no saving told"
 
 
 def test_a_known_fault_is_found_with_its_saving(shared: Path) -> None:
@@ -108,7 +110,7 @@ def test_every_renderer_tells_change_note_and_what_passed(rich_report: model.Rep
         assert "waits for its input" in shown
         assert "advisor explain shapes.vocabulary" in on_terminal
     assert "likely saves nothing" in page
-    assert "400 µs slower" in page
+    assert "at best 300 µs" in page
     assert "Without Lightning" in page
     assert "torch.nn.Linear(768, 50304" in page
     assert "1 check passed, 1 did not apply" in page
@@ -116,6 +118,92 @@ def test_every_renderer_tells_change_note_and_what_passed(rich_report: model.Rep
     assert "The first 2 made together" in page
     assert "waits for its input" in text
     assert "1 check passed" in text
+
+
+def saves(rule: str, likely: float) -> model.Finding:
+    saving = model.Saving(low=likely - 0.5, likely=likely, high=likely + 0.5)
+    return model.Finding(rule=rule, title=rule, saving_ms=saving, saving_fraction=likely / 40)
+
+
+def common(*rules: str) -> model.Together:
+    saving = model.Saving(low=12.0, likely=13.0, high=14.0)
+    return model.Together(rules=list(rules), saving_ms=saving, saving_fraction=0.3)
+
+
+def made(report: model.Report) -> tuple[str, str]:
+    told = findings_view.combined(report)
+    assert told is not None
+    return told.made, told.besides
+
+
+def test_what_was_made_together_is_told_as_it_was() -> None:
+    report = reports.rich()
+    report.findings = [saves("a.a", 8.0), saves("b.b", 6.0), saves("c.c", 4.0)]
+    # GIVEN the first two of three, the third adding nothing THEN that is said
+    report.together = common("a.a", "b.b")
+    assert made(report) == ("the first 2 made together", "c.c would add nothing to that")
+    # AND where one in the middle adds nothing, these are not "the first"
+    report.together.rules = ["a.a", "c.c"]
+    assert made(report) == ("2 of these made together", "b.b would add nothing to that")
+    # AND where one does it all, that is told too
+    report.together.rules = ["a.a"]
+    assert made(report) == ("the first alone", "b.b and c.c would add nothing to that")
+    # AND what comes after as many as are ever made together was not tried
+    report.findings += [saves(f"e.{place}", 1.0) for place in range(3)]
+    report.together.rules = ["a.a", "b.b", "c.c", "e.0", "e.1"]
+    assert made(report) == ("the first 5 made together", "")
+
+
+def test_one_finding_has_no_common_saving() -> None:
+    report = reports.rich()
+    remark = model.Finding(rule="b.remark", title="b.remark")
+    report.findings, report.together = [saves("a.a", 8.0), saves("c.nothing", 0.0), remark], common("a.a")
+    assert findings_view.combined(report) is None
+
+
+def test_more_than_the_sum_of_the_savings_is_explained() -> None:
+    report = reports.rich()
+    report.findings, report.together = [saves("a.a", 8.0), saves("b.b", 6.0)], common("a.a", "b.b")
+    assert "do not add up" in html.render(report)
+    report.together.saving_ms.likely = 20.0
+    assert "more than the sum" in html.render(report)
+    assert "do not add up" not in html.render(report)
+
+
+def test_what_likely_saves_nothing_comes_last_and_folded() -> None:
+    report = reports.rich()
+    remark = model.Finding(rule="d.remark", title="d.remark")
+    report.findings, report.together = [saves("a.a", 8.0), saves("b.nothing", 0.0), remark], None
+    page, text = html.render(report), markdown.render(report)
+    out = io.StringIO()
+    terminal.render(report, Console(file=out, width=120))
+    for shown in (out.getvalue(), page, text):
+        assert shown.index("a.a") < shown.index("d.remark") < shown.index("b.nothing")
+    for shown in (page, text):
+        assert (
+            shown.index("d.remark")
+            < shown.index("1 more, likely without a saving")
+            < shown.index("b.nothing")
+        )
+
+
+def test_findings_of_a_rank_that_waits_for_another_say_so() -> None:
+    report = reports.rich()
+    for rank, waiting_ms in zip(report.ranks, (9.0, 0.0), strict=True):
+        rank.step_time_ms, rank.communication_ms_per_step, rank.waiting_ms_per_step = (
+            40.0,
+            2.0 + waiting_ms,
+            waiting_ms,
+        )
+    report.trace.rank = report.ranks[0].rank
+    late = report.ranks[1].rank
+    out = io.StringIO()
+    terminal.render(report, Console(file=out, width=200))
+    for shown in (out.getvalue(), html.render(report), markdown.render(report)):
+        assert f"which waits for rank {late}" in shown
+    # AND the one that is waited for does not wait
+    report.trace.rank = late
+    assert findings_view.caveat(report) == ""
 
 
 def test_a_report_without_advice_has_no_such_section() -> None:
