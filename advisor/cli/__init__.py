@@ -59,7 +59,10 @@ def cli() -> None:
 
     \b
     advisor demo                      train a small model here and open its report
-    advisor analyze trace.json.gz     report on a saved torch.profiler trace
+    advisor analyze trace.json.gz     report on a saved torch.profiler trace, with advice
+    advisor explain                   the rules that advice comes from
+    advisor compare A B               two runs beside each other: faster, beyond the noise?
+    advisor check report.json --max step_time=30ms
     """
 
 

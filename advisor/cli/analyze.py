@@ -26,7 +26,7 @@ Examples:
 FILE = click.Path(dir_okay=False, path_type=Path)
 
 
-@click.command(epilog=EXAMPLES)
+@click.command(epilog=EXAMPLES, short_help="Say what bounds a saved trace, and what to change.")
 @click.argument("paths", nargs=-1, required=True, metavar="PATH...")
 @click.option(
     "-o",
@@ -89,7 +89,7 @@ def command(
     force: bool,
     quiet: bool,
 ) -> None:
-    """Say what bounds each kernel of a saved torch.profiler trace.
+    """Say what bounds a saved torch.profiler trace, and what to change.
 
     PATH is a .json or .json.gz trace, a folder or glob of several ranks' traces, a URL, or - for stdin.
     """
@@ -108,6 +108,7 @@ def command(
     check_outputs(
         [output, json_to, markdown_to, launches_to], [*files, *([reference] if reference else [])], force
     )
+    _refuse_reports(files)
     if launches_to:
         check_launches_path(launches_to)
     if hta:
@@ -140,6 +141,17 @@ def command(
         terminal.render(report, console)
         if output:
             console.print(f"Report: {output}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _refuse_reports(files: list[str]) -> None:
+    from advisor.errors import InputError
+    from advisor.report.files import is_json_report
+
+    for file in files:
+        if "://" not in file and is_json_report(Path(file)):
+            raise InputError(
+                f"{file} is a report, not a trace: 'advisor compare' and 'advisor check' read reports"
+            )
 
 
 def _bytes(gigabytes: float) -> int:

@@ -16,7 +16,7 @@ def _list_metrics(ctx: click.Context, _param: click.Parameter, value: bool) -> N
         ctx.exit()
 
 
-@click.command()
+@click.command(short_help="Hold a run against limits; the exit code tells.")
 @click.argument("path")
 @click.option("--max", "at_most", multiple=True, metavar="METRIC=VALUE", help="Fail above this; repeatable.")
 @click.option("--min", "at_least", multiple=True, metavar="METRIC=VALUE", help="Fail below this; repeatable.")

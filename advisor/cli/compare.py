@@ -8,7 +8,7 @@ from advisor.cli._output import check_outputs, put
 from advisor.cli._units import POSITIVE
 
 
-@click.command()
+@click.command(short_help="Say whether one run is faster than another, and why.")
 @click.argument("before", metavar="BEFORE")
 @click.argument("after", metavar="AFTER")
 @click.option(

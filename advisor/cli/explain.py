@@ -1,4 +1,4 @@
-"""`advisor explain`: what a rule looks for, why it costs time and what to change."""
+"""`advisor explain`: what a rule looks for, why it costs time and where it is silent."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ if TYPE_CHECKING:
     from advisor.advice.rule import Rule
 
 
-@click.command()
+@click.command(short_help="List and explain the rules that advice comes from.")
 @click.argument("rule", required=False)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(rule: str | None, as_json: bool) -> None:
-    """List the rules that advice comes from; with RULE, explain one: why, how it is seen, what to do.
+    """List the rules that advice comes from; with RULE, explain it: why it costs time, how it is seen.
+
+    The change as code depends on the loop: it is in the report, with each finding.
 
     RULE is an id as a report gives it, or a family of them.
 

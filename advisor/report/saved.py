@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from advisor.errors import InputError
+from advisor.errors import InputError, UsageError
 from advisor.report.compare import Comparison
 from advisor.report.compare import compare as compare_reports
 from advisor.report.files import is_json_report
@@ -19,19 +19,32 @@ def open_report(path: str | os.PathLike[str], *, baseline_step_ms: float | None 
 
     Args:
         path: a JSON report, a trace, several ranks' traces as a folder or glob, or the folder of a captured
-            run, whose ``report.json`` is taken if there is one.
+            run, whose ``report.json`` is taken if there is just one.
         baseline_step_ms: step time without the profiler, for a trace.
 
     Raises:
-        InputError: the file is neither, or a report of another major version.
+        InputError: the file is neither, a report of another major version, or a folder of several windows.
+        UsageError: a step time is given for a report, which has its own.
     """
     found = Path(path)
-    stored = found / "report.json" if found.is_dir() else found
+    stored = _report_in(found) if found.is_dir() else found
     if stored.is_file() and is_json_report(stored):
+        if baseline_step_ms is not None:
+            raise UsageError(
+                f"{stored} is a report, with the step time that it was made with: give the trace instead, or "
+                "leave the step time out"
+            )
         return _decode(stored)
     from advisor.report.build import analyze
 
     return analyze(path, baseline_step_ms=baseline_step_ms)
+
+
+def _report_in(folder: Path) -> Path:
+    """The report of a recorded window, or of the only one in a run's folder; it need not exist."""
+    own = folder / "report.json"
+    inside = [] if own.is_file() else list(folder.glob("**/step_*/report.json"))
+    return inside[0] if len(inside) == 1 else own
 
 
 def compare(before: Report | str | os.PathLike[str], after: Report | str | os.PathLike[str]) -> Comparison:

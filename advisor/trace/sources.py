@@ -29,6 +29,8 @@ _PIECE_BYTES = 2 << 20
 _BOMB_BYTES = 1 << 30
 _BOMB_RATIO = 200
 _BITE_BYTES = 4096
+#: A recorded window of `TrainingAdvisor`: one folder, with a file a rank.
+_WINDOW = re.compile(r"step_\d+")
 _RANK = re.compile(r"rank[-_. ]?(\d{1,6})(?!\d)", re.IGNORECASE)
 
 
@@ -54,7 +56,7 @@ def find_traces(paths: Iterable[str | os.PathLike[str]]) -> list[str]:
         Paths in a stable order: as given, and within a folder or glob by rank, then by name.
 
     Raises:
-        InputError: nothing was found at one of the paths.
+        InputError: nothing was found at one of the paths, or windows of several steps.
     """
     found: dict[str, None] = {}
     for given in paths:
@@ -65,6 +67,7 @@ def find_traces(paths: Iterable[str | os.PathLike[str]]) -> list[str]:
         matches = _remote_matches(path) if is_url(path) else _local_matches(path)
         if not matches:
             raise InputError(_nothing_at(path))
+        _require_one_window(path, matches)
         found.update(dict.fromkeys(sorted(matches, key=_by_rank)))
     return list(found)
 
@@ -198,6 +201,16 @@ def read_bytes(path: str, limit_bytes: int | None = None) -> tuple[bytes, int | 
     source = Source(path, limit_bytes)
     data, broken = source.whole()
     return data, source.size_bytes, broken
+
+
+def _require_one_window(path: str, matches: Iterable[str]) -> None:
+    """Traces of one folder are ranks of one job; windows recorded one after the other are not."""
+    folders = {
+        folder for match in matches if _WINDOW.fullmatch(os.path.basename(folder := os.path.dirname(match)))
+    }
+    if len({os.path.basename(folder) for folder in folders}) > 1:
+        last = max(folders, key=lambda folder: (int(folder.rpartition("_")[2]), folder))
+        raise InputError(f"{path}: {len(folders)} recorded windows; give one of them, such as {last}")
 
 
 def _local_matches(path: str) -> list[str]:

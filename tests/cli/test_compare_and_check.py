@@ -76,6 +76,44 @@ def test_compare_takes_a_run_folder(run: Run, tmp_path: Path, fast: str) -> None
     assert "Faster" in out
 
 
+def test_the_folder_of_a_run_stands_for_its_only_window(run: Run, tmp_path: Path, fast: str) -> None:
+    window = tmp_path / "version_0" / "advisor" / "step_40"
+    window.mkdir(parents=True)
+    stored(window / "report.json", 30.0)
+    for folder in (window, window.parent, window.parent.parent):
+        code, out, _ = run("compare", str(folder), fast)
+        assert code == 0
+        assert "Faster" in out
+
+
+def test_windows_of_several_steps_are_not_taken_for_ranks(run: Run, tmp_path: Path, fast: str) -> None:
+    for name in ("step_9", "step_50"):
+        (tmp_path / name).mkdir()
+        stored(tmp_path / name / "report.json", 30.0)
+        (tmp_path / name / "rank0.pt.trace.json").write_text("{}")
+    for args in (["compare", str(tmp_path), fast], ["analyze", str(tmp_path)]):
+        code, _, err = run(*args)
+        assert code == 3
+        assert "2 recorded windows" in err
+        assert f"such as {tmp_path / 'step_50'}" in err
+
+
+def test_a_step_time_beside_a_report_is_refused_not_ignored(run: Run, slow: str, fast: str) -> None:
+    for args in (
+        ["compare", slow, fast, "--before-step-ms", "9"],
+        ["check", slow, "--max", "step_time=1s", "--baseline-step-ms", "9"],
+    ):
+        code, _, err = run(*args)
+        assert code == 2
+        assert "slow.json is a report" in err
+
+
+def test_analyze_says_what_reads_reports(run: Run, slow: str) -> None:
+    code, _, err = run("analyze", slow)
+    assert code == 3
+    assert "slow.json is a report, not a trace: 'advisor compare'" in err
+
+
 def test_a_file_that_is_neither_is_refused_by_name(run: Run, tmp_path: Path, fast: str) -> None:
     odd = tmp_path / "odd.json"
     odd.write_text("not json")
