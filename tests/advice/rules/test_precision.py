@@ -85,6 +85,38 @@ def test_casts_of_weights_are_found_by_the_parameters_shape():
     assert likely_ms(said) == pytest.approx(0.04, rel=0.2)
 
 
+def test_weights_in_16_bits_shorten_the_update_and_the_work_in_fp32_too():
+    def said(*more, **options):
+        return likely_ms(
+            ask("precision.weight_casts", linear_with_cast(40, A), *more, parameters=WEIGHT, **options)
+        )
+
+    plain = said()
+
+    # GIVEN an update of 100 µs THEN it moves half the bytes, at a little less bandwidth
+    assert said(optimizer=[adam(100)]) - plain == pytest.approx(0.03, abs=0.005)
+    # AND so do a norm and a sum in fp32, but no sum in bf16
+    shape = [8192, 4096]
+    norm = op(
+        "aten::native_layer_norm", (shape, [], [4096]), dtype=FP32, kernels=[("layer_norm_kernel", 100)]
+    )
+    total = op("aten::add", (shape, shape, []), dtype=FP32, kernels=[("elementwise_kernel", 100)])
+    assert said(norm) - plain == pytest.approx(0.03, abs=0.005)
+    assert said(total) - plain == pytest.approx(0.05, abs=0.005)
+    short = op("aten::add", (shape, shape, []), dtype=BF16, kernels=[("elementwise_kernel", 100)])
+    assert said(short) - plain == pytest.approx(0, abs=0.002)
+
+
+def test_with_the_casts_of_weights_go_those_of_activations():
+    both = op("aten::linear", ([64, 4096], [4096, 4096]), dtypes=[FP32, FP32], inside=[
+        op("aten::copy_", (shape, shape, []), dtypes=[BF16, FP32, "Scalar"], kernels=[("bfloat16_copy", 40)])
+        for shape in ([64, 4096], A)
+    ])  # fmt: skip
+    said = ask("precision.weight_casts", both, parameters=WEIGHT)
+    assert likely_ms(said) == pytest.approx(0.08, rel=0.2)
+    assert said.advice[0].finding.title.startswith("1 cast of weights")
+
+
 def test_casts_of_activations_are_no_casts_of_weights():
     said = ask("precision.weight_casts", linear_with_cast(40, [64, 4096]), parameters=WEIGHT)
     assert said.not_applicable == ["precision.weight_casts"]
