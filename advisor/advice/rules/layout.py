@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator
 
 import numpy as np
@@ -11,6 +12,7 @@ from advisor.advice.evidence import kernel_lines, module_line
 from advisor.advice.finding import Finding
 from advisor.advice.loop import Loop
 from advisor.advice.nchw import is_nchw, nchw_rows
+from advisor.advice.patterns.copies import INTO_ATTENTION, UNDONE, UNKNOWN, fates
 from advisor.advice.rates import at_most
 from advisor.advice.rule import rule
 from advisor.advice.wording import count, duration, percent
@@ -84,8 +86,9 @@ def _in_channels_last(loop: Loop, rows: np.ndarray) -> Estimate:
     return at_most(Estimate(*cases), loop.rows.dur_ns[rows].astype(float))
 
 
-#: Of copies that rearrange, so much can usually be avoided; nobody can tell from a trace which.
-_AVOIDABLE = (0.0, 0.35, 0.9)
+#: Of copies that rearrange, so much can usually be avoided: where attention reads the result, which takes
+#: strides, and where nobody can tell from a trace.
+_AVOIDABLE = {INTO_ATTENTION: (0.4, 0.85, 1.0), UNKNOWN: (0.0, 0.35, 0.9)}
 _MIN_SHARE = 0.02
 _COPIES = frozenset({"contiguous", "clone", "reshape", "permute", "transpose", "cat", "stack", "flatten"})
 
@@ -103,30 +106,54 @@ def copies(loop: Loop) -> Iterator[Finding]:
     the tensor is made, or results can be written into one tensor instead of being concatenated.
 
     Recognised by copy kernels without a change of dtype under such operators, forward and backward, where
-    they take a fiftieth of the step. Which of them can go is not to be seen in a trace, so the likely saving
-    is a third of their time. Silent about those inside explicit attention, convolutions and products, which
-    other rules speak of.
+    they take a fiftieth of the step. Copies of copies that end as the first began, by their strides, go
+    altogether, and most of those that fused attention reads. Which of the others can go is not to be seen in
+    a trace, so a third of their time is likely. Silent about those inside explicit attention, convolutions
+    and products, which other rules speak of.
     """
     spoken_for = loop.patterns.rows()
-    rows: list[int] = []
-    for unit in loop.calls.units:
-        if unit.name in _COPIES and unit.numel >= 65_536:
-            rows += [row for row in unit.rows if row not in spoken_for and _only_copies(loop, row)]
+    rows: dict[str, list[int]] = defaultdict(list)
+    for sequence in loop.calls.sequences():
+        moving = {
+            id(unit): own for unit in sequence
+            if unit.name in _COPIES and unit.numel >= 65_536
+            and (own := [row for row in unit.rows if row not in spoken_for and _only_copies(loop, row)])
+        }  # fmt: skip
+        for unit, fate in fates(sequence, set(moving)).items():
+            rows[fate] += moving[unit]
     loop.require(loop.calls.units, "no operators with shapes")
-    if not rows or loop.share(loop.per_step_ns(np.array(rows))) < _MIN_SHARE:
+    every = sorted(row for own in rows.values() for row in own)
+    if not every or loop.share(loop.per_step_ns(np.array(every))) < _MIN_SHARE:
         return
-    at = np.array(sorted(rows))
-    taken, now = loop.per_step_ns(at), loop.rows.dur_ns[at].astype(float)
+    taken = loop.per_step_ns(np.array(every))
+    edits: list[Edit] = [Remove(np.array(rows[UNDONE]))] if rows[UNDONE] else []
+    for fate, parts in _AVOIDABLE.items():
+        if rows[fate]:
+            now = loop.rows.dur_ns[rows[fate]].astype(float)
+            left = Estimate(*((1 - part) * now for part in parts))
+            edits.append(Retime(np.array(rows[fate]), left))
     yield Finding(
-        title=f"{count(len(at) / loop.steps, 'rearrangement', 'take', what='of tensors')} {duration(taken)}, "
-        f"{percent(loop.share(taken))} of the step",
-        evidence=[*kernel_lines(loop, rows, 5), *module_line(loop, rows)],
-        edits=[Retime(at, Estimate(*((1 - part) * now for part in _AVOIDABLE)))],
+        title=f"{count(len(every) / loop.steps, 'rearrangement', 'take', what='of tensors')} "
+        f"{duration(taken)}, {percent(loop.share(taken))} of the step",
+        evidence=[
+            *_of_fate(loop, rows[UNDONE], "turned back by the copies after them"),
+            *_of_fate(loop, rows[INTO_ATTENTION], "read by fused attention, which takes strides"),
+            *kernel_lines(loop, every, 5),
+            *module_line(loop, every),
+        ],
+        edits=edits,
         fix="# leave out .contiguous() where the next operator takes strides (matmul, attention, pointwise)\n"
         "# choose the order once: x.view(b, t, heads, dim).transpose(1, 2) goes into attention as it is\n"
         "out = x.new_empty(b, t, n); torch.mul(a, s, out=out[..., :k])  # in place of torch.cat",
-        confidence="heuristic",
+        confidence="heuristic" if rows[UNKNOWN] else "modelled",
     )
+
+
+def _of_fate(loop: Loop, rows: list[int], what: str) -> list[str]:
+    if not rows:
+        return []
+    taken = duration(loop.per_step_ns(np.array(rows)))
+    return [f"{taken} a step in copies that are {what}"]
 
 
 def _only_copies(loop: Loop, row: int) -> bool:

@@ -60,6 +60,26 @@ def rearranged(us: float, dtypes):
     return op("aten::contiguous", (X, []), dtypes=[dtypes[1], "Scalar"], inside=[copy])
 
 
+PLAIN, TURNED = [4194304, 4096, 1], [32768, 4096, 1]
+
+
+def copied(us: float, source: tuple, target: tuple):
+    """(shape, strides) to the same elements in (shape, strides)."""
+    (shape, before), (to, after) = source, target
+    copy = op(
+        "aten::copy_", (to, shape, []), strides=[after, before, []], kernels=[("elementwise_kernel", us)]
+    )
+    return op("aten::contiguous", (shape, []), strides=[before, []], inside=[copy])
+
+
+def tokens_first(us: float):
+    return copied(us, ([1024, 8, 4096], [4096, 4194304, 1]), ([1024, 8, 4096], TURNED))
+
+
+def batch_first(us: float):
+    return copied(us, ([8, 1024, 4096], [4096, 32768, 1]), ([8, 1024, 4096], PLAIN))
+
+
 def product(us: float):
     return op("aten::mm", ([8192, 4096], [4096, 4096]), kernels=[("nvjet_sm90_tst_256x128_64x4", us)])
 
@@ -68,6 +88,50 @@ def test_copies_that_rearrange_are_told_with_a_third_of_their_time():
     said = ask("layout.copies", rearranged(60, [BF16, BF16]), product(400))
     assert 0.015 < likely_ms(said) < 0.027
     assert said.advice[0].saving.low_ns < 2_000
+
+
+def test_copies_that_are_turned_back_go_altogether():
+    said = ask("layout.copies", product(400), tokens_first(60), batch_first(60), product(400))
+    assert 0.115 < likely_ms(said) < 0.14
+    assert "turned back" in said.advice[0].finding.evidence[0]
+    # AND so do four in a row, there and back twice
+    four = [tokens_first(60), batch_first(60)] * 2
+    assert 0.23 < likely_ms(ask("layout.copies", product(400), *four, product(400))) < 0.27
+
+
+def test_copies_with_work_between_them_are_not_turned_back():
+    between = op("aten::gelu", (X, []), kernels=[("vectorized_elementwise_kernel", 60)])
+    said = ask("layout.copies", product(400), tokens_first(60), between, batch_first(60), product(400))
+    assert 0.03 < likely_ms(said) < 0.06
+
+
+def test_clones_are_not_turned_back():
+    clone = copied(60, (X, PLAIN), (X, PLAIN))
+    said = ask("layout.copies", product(400), clone, clone, product(400))
+    assert 0.03 < likely_ms(said) < 0.06
+
+
+def test_copies_of_two_tensors_in_a_row_are_not_turned_back():
+    # GIVEN two halves of one projection, each made contiguous
+    half = copied(60, (X, [8388608, 8192, 1]), (X, PLAIN))
+    said = ask("layout.copies", product(400), half, half, product(400))
+    assert 0.03 < likely_ms(said) < 0.06
+
+
+def test_copies_that_fused_attention_reads_go_for_the_most_part():
+    heads, split, joined = [8, 16, 1024, 128], [6291456, 128, 6144, 1], [2097152, 131072, 128, 1]
+    copies = [copied(60, (heads, split), (heads, joined)) for _ in range(3)]
+    attend = op(
+        "aten::scaled_dot_product_attention",
+        (heads,) * 3,
+        strides=[joined] * 3,
+        kernels=[("cudnn_sdpa", 200)],
+    )
+    said = ask("layout.copies", product(400), *copies, attend)
+    assert 0.14 < likely_ms(said) < 0.17
+    # BUT where the head dimension does not come last in memory, attention needs them
+    apart = [copied(60, (heads, [6291456, 128, 1, 6144]), (heads, joined)) for _ in range(3)]
+    assert likely_ms(ask("layout.copies", product(400), *apart, attend)) < 0.08
 
 
 def test_casts_do_not_only_rearrange():
