@@ -59,6 +59,9 @@ class Estimate:
         return getattr(self, case)
 
 
+_NOTHING = Estimate.exactly(0.0)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Retime:
     """Launches take another time on the device.
@@ -153,11 +156,13 @@ class HostRemove:
     Attributes:
         start_ns, end_ns: int64 (n,), stretches on the trace's clock.
         track: int32 (n,), host threads.
+        left: share of each stretch that stays.
     """
 
     start_ns: np.ndarray
     end_ns: np.ndarray
     track: np.ndarray
+    left: Estimate = _NOTHING
 
 
 @dataclass(frozen=True, slots=True, eq=False)

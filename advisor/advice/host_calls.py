@@ -253,6 +253,10 @@ class Stretches:
         outermost = Nesting(track, start, end - start).parent < 0
         return cls(start[outermost], end[outermost], track[outermost])
 
+    def take(self, chosen: np.ndarray) -> Stretches:
+        """Those of a mask, or at these positions."""
+        return Stretches(self.start_ns[chosen], self.end_ns[chosen], self.track[chosen])
+
     @property
     def total_ns(self) -> float:
         """Their lengths together."""

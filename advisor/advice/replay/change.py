@@ -180,12 +180,13 @@ class Change:
     @_apply.register
     def _(self, edit: edits.HostRemove) -> None:
         host = self.graph.host
+        goes = 1.0 - float(np.mean(edit.left.of(self.case)))
         track = np.broadcast_to(edit.track, len(edit.start_ns))
         for lane in np.unique(track).tolist():
             own = track == lane
             covered = host.covered(*merged(edit.start_ns[own], edit.end_ns[own]))
             here = (host.track == lane) | (host.next_track == lane)
-            self.host = np.minimum(self.host, np.where(here, 1.0 - covered, 1.0))
+            self.host = np.minimum(self.host, np.where(here, 1.0 - goes * covered, 1.0))
 
     @_apply.register
     def _(self, edit: edits.Overlap) -> None:

@@ -11,8 +11,10 @@ known to cost, and that two measurements of one loop agree to about a percent.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -33,7 +35,7 @@ DRIFT, HOST_DRIFT = 0.01, 0.04
 #: The same of the capture and of steps without the profiler: its start is a pause, and a device that has
 #: rested runs up to 4 % faster for a while.
 _FIT = 0.02
-#: The same of the time to make a batch, which hangs on what other processes do to memory and disk.
+#: The same of the time to make a batch, at least: it hangs on what other processes do to memory and disk.
 FETCH_DRIFT = 0.1
 #: Standard deviations that nine in ten values stay below.
 NINE_IN_TEN = 1.28
@@ -102,28 +104,40 @@ class Speeds:
 UNKNOWN = Speeds(AS_PROFILED, Speed(_USUAL), AS_PROFILED)
 
 
-def likeliest_speeds(step_ns: Callable[[Speed], float], target_ns: float, *, fetches: bool) -> Speeds:
+@dataclass(frozen=True, slots=True)
+class FetchTime:
+    """Time to make a batch in the training process, over that in the played steps: mean and deviation."""
+
+    usual: float = 1.0
+    spread: float = FETCH_DRIFT
+
+
+def likeliest_speeds(
+    step_ns: Callable[[Speed], float], target_ns: float, *, fetch: FetchTime | None = None
+) -> Speeds:
     """Speed of the host without the profiler.
 
     Args:
         step_ns: step time at a speed; does not shrink as a factor grows.
         target_ns: step time without the profiler.
-        fetches: whether the training process makes its batches itself. Then their time may have drifted.
+        fetch: how long batches take where the training process makes them itself; their time may have
+            drifted. None where it does not.
     """
+    usual, spread = (fetch.usual, fetch.spread) if fetch else (1.0, 0.0)
     host = np.linspace(_LEAST, _MOST, _TRIALS)
-    steps = np.array([step_ns(Speed(float(factor))) for factor in host])
+    steps = np.array([step_ns(Speed(float(factor), usual)) for factor in host])
     slope = np.zeros(_TRIALS)
-    if fetches:
-        slope = np.array([step_ns(Speed(float(factor), 1.0 + FETCH_DRIFT)) for factor in host]) - steps
+    if fetch:
+        slope = np.array([step_ns(Speed(float(factor), usual + spread)) for factor in host]) - steps
     fine = np.linspace(_LEAST, _MOST, 20 * (_TRIALS - 1) + 1)[:, None]
-    drift = np.linspace(-2.0, 2.0, 81)[None] if fetches else np.zeros((1, 1))
+    drift = np.linspace(-2.0, 2.0, 81)[None] if fetch else np.zeros((1, 1))
     played = np.interp(fine, host, steps) + drift * np.interp(fine, host, slope)
     off = (target_ns / np.maximum(played, 1.0) - 1.0) / _FIT
     cost = off**2 + ((fine - _USUAL) / _SPREAD) ** 2 + drift**2
 
     def at(place: int) -> Speed:
         drifted = float(drift[0, cost[place].argmin()])
-        return Speed(float(fine[place, 0]), 1.0 + FETCH_DRIFT * drifted)
+        return Speed(float(fine[place, 0]), max(usual + spread * drifted, _LEAST))
 
     best = cost.min(axis=1)
     able = np.flatnonzero(best <= best.min() + NINE_IN_TEN**2)
@@ -131,6 +145,24 @@ def likeliest_speeds(step_ns: Callable[[Speed], float], target_ns: float, *, fet
     if step_ns(found.likely) > _MISFIT * target_ns:
         return _slow_throughout(step_ns, target_ns, found)
     return found
+
+
+def seen_drift(context: Mapping[str, Any], baseline_ns: float) -> float:
+    """By how much measurements of this very loop without the profiler differ, relative; 0 with one alone.
+
+    Args:
+        context: the capture's block, with step times from before its window and from after it.
+        baseline_ns: the step time that holds.
+    """
+    blocks = [context.get(name) for name in ("baseline", "after")]
+    medians = [block.get("median_ms") for block in blocks if isinstance(block, Mapping)]
+    known = [float(ms) * 1e6 for ms in medians if _is_time(ms)]
+    times = np.array([baseline_ns, *known])
+    return float(times.std() / times.mean()) if baseline_ns > 0 else 0.0
+
+
+def _is_time(ms: object) -> bool:
+    return isinstance(ms, (int, float)) and not isinstance(ms, bool) and 0 < ms < math.inf
 
 
 def with_cheapest_profiler(work_ns: float, events: int) -> Speed:

@@ -27,6 +27,8 @@ class Loader:
         waits: whether fetches wait for workers, so that these set a pace.
         period_ns: between batches that the workers deliver; 0 where they keep up, or there are none.
         own_ns: float (n,), of a fetch without waiting.
+        usual, spread: mean and standard deviation of the fetches of all steady steps, over the mean of these;
+            1 and 0 with none.
     """
 
     start_ns: np.ndarray
@@ -35,6 +37,8 @@ class Loader:
     waits: bool
     period_ns: float
     own_ns: np.ndarray
+    usual: float = 1.0
+    spread: float = 0.0
 
 
 def find_loader(side: HostSide, windows: Windows) -> Loader:
@@ -46,10 +50,13 @@ def find_loader(side: HostSide, windows: Windows) -> Loader:
     """
     found = side.fetches
     length = found.end_ns - found.start_ns
-    used = (windows.at(found.start_ns) >= 0) & (length >= _WORKED * length.max(initial=0))
+    worked = length >= _WORKED * length.max(initial=0)
+    used = (windows.at(found.start_ns) >= 0) & worked
+    every = length[worked].astype(float)
     start, end, length = found.start_ns[used], found.end_ns[used], length[used].astype(float)
     order = np.argsort(start, kind="stable")
     start, end, length = start[order], end[order], length[order]
+    mean = float(length.mean()) if len(length) else 0.0
     beside = bool(found.iterator) and not found.in_process
     own = np.minimum(length, _PLAIN_NS)
     waiting = float((length - own).sum())
@@ -61,4 +68,6 @@ def find_loader(side: HostSide, windows: Windows) -> Loader:
         waits=waits,
         period_ns=windows.total_ns / len(start) if waits else 0.0,
         own_ns=own if waits else length,
+        usual=float(every.mean()) / mean if mean else 1.0,
+        spread=float(every.std()) / mean if mean else 0.0,
     )

@@ -17,15 +17,17 @@ from advisor.advice.replay.debias import (
     HOST_DRIFT,
     NINE_IN_TEN,
     UNKNOWN,
+    FetchTime,
     Speed,
     Speeds,
     falls_short,
     likeliest_speeds,
+    seen_drift,
     with_cheapest_profiler,
 )
 from advisor.advice.replay.graph import Graph, build_graph
 from advisor.advice.replay.play import period_ns
-from advisor.advice.replay.tape import tape_of
+from advisor.advice.replay.tape import real_work_ns, tape_of
 from advisor.roofline.analysis import Analysis
 
 
@@ -109,12 +111,13 @@ class Replay:
         if not self.debiased:
             return UNKNOWN
         graph = self.graph
-        unedited, fetches = Change(graph), bool(graph.fetching.any())
+        unedited = Change(graph)
+        fetch = FetchTime(graph.loader.usual, max(FETCH_DRIFT, graph.loader.spread))
         pace = self._real_pace_of_workers(unedited)
         found = likeliest_speeds(
             lambda speed: self._play(unedited, replace(speed, loader_ns=pace)),
             self.baseline_ns,
-            fetches=fetches,
+            fetch=fetch if graph.fetching.any() else None,
         )
         return found if pace is None else found.behind(pace)
 
@@ -133,6 +136,15 @@ class Replay:
         if not loader.waits and not falls_short(self._play(unedited, slowest), self.baseline_ns):
             return None
         return self.baseline_ns * len(graph.windows) / fetched
+
+    @property
+    def fetch_ns(self) -> float:
+        """What making a batch takes the training process, without the profiler; 0 where it makes none."""
+        graph = self.graph
+        if not graph.fetching.any():
+            return 0.0
+        made_ns = float(real_work_ns(graph, self.speeds.likely)[graph.fetching].sum())
+        return made_ns * self.result_scale / len(graph.loader.start_ns)
 
     @property
     def loader_ns(self) -> float:
@@ -184,7 +196,8 @@ class Replay:
         every = {speeds.likely, speeds.fast, speeds.slow}
         tried = [self._step_ns(changes["pessimistic"], speed) for speed in every]
         tried += [self._step_ns(changes["optimistic"], speed) for speed in every]
-        noise = DRIFT * math.hypot(before, likely)
+        seen = seen_drift(self._analysis.timeline.trace.context, before) if self.debiased else 0.0
+        noise = max(DRIFT, seen) * math.hypot(before, likely)
         host = self._host_drift(changes["likely"])
         noise = math.hypot(noise, self._host_drift(Change(self.graph)), host)
         if self.graph.fetching.any():

@@ -8,7 +8,7 @@ import numpy as np
 
 from advisor.advice.replay.change import Change
 from advisor.advice.replay.debias import Speed
-from advisor.advice.replay.graph import LAUNCH
+from advisor.advice.replay.graph import LAUNCH, Graph
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -51,6 +51,15 @@ def _loader_ns(change: Change, speed: Speed) -> float:
     return next(pace for pace in given if pace is not None)
 
 
+def real_work_ns(graph: Graph, speed: Speed) -> np.ndarray:
+    """Each piece of host work at this speed; float (pieces,)."""
+    real = graph.work_ns - graph.swelling_ns * (1.0 - speed.host)
+    if speed.long != 1.0:
+        real -= np.where(graph.fetching, 0.0, graph.work_ns - graph.swelling_ns) * (1.0 - speed.long)
+    real[graph.fetching] *= speed.fetch
+    return real
+
+
 def tape_of(change: Change, speed: Speed) -> Tape:
     """A changed graph as a tape.
 
@@ -59,11 +68,7 @@ def tape_of(change: Change, speed: Speed) -> Tape:
         speed: of the host.
     """
     graph, items = change.graph, change.graph.items
-    real = graph.work_ns - graph.swelling_ns * (1.0 - speed.host)
-    if speed.long != 1.0:
-        real -= np.where(graph.fetching, 0.0, graph.work_ns - graph.swelling_ns) * (1.0 - speed.long)
-    real[graph.fetching] *= speed.fetch
-    work = np.concatenate([[0.0], np.cumsum(real * change.host)])
+    work = np.concatenate([[0.0], np.cumsum(real_work_ns(graph, speed) * change.host)])
     launch, row = items.kind == LAUNCH, items.row
     kept = change.waits.copy()
     kept[launch] = change.alive[row[launch]]

@@ -4,17 +4,30 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 
+from advisor.advice.edits import Estimate
 from advisor.advice.finding import Finding
 from advisor.advice.host_calls import Stretches
 from advisor.advice.loop import Loop
 from advisor.advice.rule import rule
 from advisor.advice.wording import count, duration
+from advisor.roofline.launch_class import PAGEABLE_COPY
 from advisor.trace.names import named
 
 _WORTH = 0.02
+#: Plain Python from this share of the step on is told.
+_LONG = 0.05
+#: Of plain Python what any loop has in one place: a progress bar's turn, bookkeeping, Lightning's connectors.
+_ANY_LOOP_NS = 500_000.0
+#: Share of plain Python that may be needed, where nothing in the trace explains it.
+_PERHAPS_NEEDED = 0.5
+#: Stretches are alike if none is longer or shorter than the usual by this factor. So many steps must show it.
+_ALIKE, _SURE_STEPS = 2.0, 3
+#: A batch of more bytes takes its time to be freed, once its copy is through, this long after it at most.
+_FREED_BYTES, _FREED_WITHIN_NS = 1 << 20, 300_000
 
 _COLLECT_FIX = """\
 class CollectNowAndThen(Callback):
@@ -95,7 +108,9 @@ def hooks(loop: Loop) -> Iterator[Finding]:
 
     Recognised by Lightning's own ranges around hooks, by the capture's logging phase, and by single
     stretches of pure Python over 5 % of the step: no operator, no call to the device and no batch fetch on
-    any thread. Silent where the replay shows that the device does not notice.
+    any thread. One that comes back at the same place in each step, and is longer than what any loop needs
+    there, carries a saving: at worst half of it is needed. Other ones whose frames the trace does not tell
+    are told without. Silent where the replay shows that the device does not notice.
     """
     host = loop.host
     marks = host.ranges(
@@ -120,28 +135,75 @@ def hooks(loop: Loop) -> Iterator[Finding]:
             risk="logs become coarser",
             confidence="measured",
         )
-    idle = host.plain_python(at_least_ns=0.05 * loop.step_ns / loop.real_time)
-    if not len(idle):
-        return
-    places = [
-        host.frame((start + end) // 2, track)
-        for start, end, track in zip(
-            idle.start_ns.tolist(), idle.end_ns.tolist(), idle.track.tolist(), strict=True
-        )
-    ]
-    yield Finding(
-        title="plain Python holds the host for "
-        f"{duration(idle.total_ns / loop.steps * loop.real_time)} a step",
+    idle = host.plain_python(at_least_ns=_LONG * loop.step_ns / loop.real_time)
+    repeated = _in_each_step(loop, idle)
+    for places in (repeated, ~repeated):
+        if places.any() and (found := _plain_python(loop, idle.take(places), bool(places is repeated))):
+            yield found
+
+
+def _plain_python(loop: Loop, idle: Stretches, each_step: bool) -> Finding | None:
+    """A finding on stretches in which nothing but Python, or nothing at all, runs; None if it hides."""
+    host = loop.host
+    bounds = list(zip(idle.start_ns.tolist(), idle.end_ns.tolist(), idle.track.tolist(), strict=True))
+    frames = [host.frame((start + end) // 2, track) for start, end, track in bounds]
+    known = all(frames)
+    if known:
+        edits, note = [idle.removed], ""
+    elif each_step:
+        needed = min(_ANY_LOOP_NS * len(idle) / idle.total_ns, _PERHAPS_NEEDED)
+        edits = [replace(idle.removed, left=Estimate(_PERHAPS_NEEDED, needed, 0.0))]
+        if loop.hides(edits):
+            return None
+        note = "what runs there is not in the trace; the saving is what goes if most of it is not needed"
+    else:
+        edits, note = [], "what runs there is not in the trace: Python, files, freeing memory"
+    # Only what is recorded frame by frame swells under the profiler.
+    took_ns = idle.total_ns / loop.steps * (loop.real_time if known else 1.0)
+    where = ", at the same place in each" if each_step else ""
+    return Finding(
+        title=f"plain Python holds the host for {duration(took_ns)} a step{where}",
         evidence=[
-            f"{duration(end - start)} " + (f"in {place}" if place else host.between(start, end, track))
-            for start, end, track, place in zip(
-                idle.start_ns.tolist(), idle.end_ns.tolist(), idle.track.tolist(), places, strict=True
-            )
+            f"{duration(end - start)} " + (f"in {frame}" if frame else host.between(start, end, track))
+            for (start, end, track), frame in zip(bounds, frames, strict=True)
         ][:8],
-        edits=[idle.removed] if all(places) else [],
-        fix=_RARER_FIX if all(places) else _LOOK_FIX,
-        fix_torch=_RARER_FIX_TORCH if all(places) else _LOOK_FIX,
-        risk="logs become coarser" if all(places) else "",
+        edits=edits,
+        fix=_RARER_FIX if known else _LOOK_FIX,
+        fix_torch=_RARER_FIX_TORCH if known else _LOOK_FIX,
+        risk="logs become coarser" if known else "",
         confidence="heuristic",
-        note="" if all(places) else "what runs there is not in the trace: Python, files, freeing memory",
+        note=note,
     )
+
+
+def _in_each_step(loop: Loop, idle: Stretches) -> np.ndarray:
+    """bool (n,): stretches that come back in each steady step behind the same operator, about as long.
+
+    Left out are those that are short beside what any loop needs there, and the freeing of a batch.
+    """
+    found = np.zeros(len(idle), bool)
+    worth_ns = 2 * _ANY_LOOP_NS + _LONG * loop.step_ns
+    step = loop.timeline.steps.at(idle.start_ns)
+    behind = np.array([_behind(loop, start, track) for start, track in zip(
+        idle.start_ns.tolist(), idle.track.tolist(), strict=True)], object)  # fmt: skip
+    took_ns = (idle.end_ns - idle.start_ns).astype(float)
+    for name in set(behind.tolist()) - {""}:
+        own = behind == name
+        usual_ns = float(np.median(took_ns[own]))
+        alike = (took_ns[own] < _ALIKE * usual_ns) & (took_ns[own] > usual_ns / _ALIKE)
+        if usual_ns >= worth_ns and alike.all() and len(np.unique(step[own])) == loop.steps >= _SURE_STEPS:
+            found |= own
+    return found
+
+
+def _behind(loop: Loop, start_ns: int, track: int) -> str:
+    """Name of the operator that a stretch follows; empty behind the copy of a batch that is then freed."""
+    ops, rows = loop.timeline.trace.ops, loop.rows
+    before = np.flatnonzero((ops.track == track) & (ops.end_ns <= start_ns))
+    if not len(before):
+        return ""
+    copies = np.flatnonzero((loop.analysis.classes == PAGEABLE_COPY) & (rows.bytes >= _FREED_BYTES))
+    done_ns = loop.timeline.trace.runtime.end_ns[loop.host.call_of[copies[loop.host.call_of[copies] >= 0]]]
+    if ((done_ns <= start_ns) & (done_ns > start_ns - _FREED_WITHIN_NS)).any():
+        return ""
+    return loop.timeline.op_name(int(before[ops.end_ns[before].argmax()])) or ""

@@ -45,11 +45,11 @@ def dataloader(loop: Loop) -> Iterator[Finding]:
     workers = loop.setting("loader", "num_workers")
     workers = workers if isinstance(workers, int) else None
     in_process = fetches.in_process or workers == 0
-    wait_ns = fetches.typical_ns * loop.real_time
+    wait_ns = _fetch_ns(loop, in_process)
     share = loop.share(wait_ns * len(fetches) / loop.steps)
     if share < (_WORTH if in_process else _WORTH_MORE):
         return
-    if not in_process and _now_and_then(loop):
+    if not in_process and not loop.replay.loader_ns and _now_and_then(loop):
         yield _bursts(loop)
         return
     ready = Input(TAKE_NS, Estimate.exactly(0.0))
@@ -98,6 +98,20 @@ def dataloader(loop: Loop) -> Iterator[Finding]:
         if in_process or workers
         else "how many workers there are is not in the trace: twice as many assumed",
     )
+
+
+def _fetch_ns(loop: Loop, in_process: bool) -> float:
+    """What a fetch takes without the profiler: made here, or waited for."""
+    replay, fetches = loop.replay, loop.host.fetches
+    if in_process and replay.fetch_ns:
+        return replay.fetch_ns
+    wait_ns = fetches.typical_ns * loop.real_time
+    if replay.loader_ns:
+        # Workers that set the pace do so in a capture as well that lives from their queue.
+        ready = Input(TAKE_NS, Estimate.exactly(0.0))
+        held_ns = (loop.step_ns - replay.step_ns([ready])) * loop.steps / len(fetches)
+        wait_ns = max(wait_ns, held_ns)
+    return wait_ns
 
 
 def _now_and_then(loop: Loop) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from advisor.advice.edits import Estimate, Remove, Retime
-from advisor.advice.replay.debias import Speed, likeliest_speeds
+from advisor.advice.replay.debias import FetchTime, Speed, likeliest_speeds
 from tests.advice.scripted import Script, rows_named, us
 
 exactly = Estimate.exactly
@@ -87,16 +87,16 @@ def test_making_batches_in_the_training_process_may_drift_by_itself():
 
 
 def test_the_likeliest_factor_is_the_one_that_gives_the_target():
-    host_bound = likeliest_speeds(lambda speed: 1000.0 * speed.host, 450.0, fetches=False).likely
+    host_bound = likeliest_speeds(lambda speed: 1000.0 * speed.host, 450.0).likely
     assert host_bound.host == pytest.approx(0.45, abs=0.01)
     assert host_bound.fetch == 1
 
     # WHEN the factor makes no difference THEN it is the usual one
-    device_bound = likeliest_speeds(lambda speed: 1000.0, 990.0, fetches=False).likely
+    device_bound = likeliest_speeds(lambda speed: 1000.0, 990.0).likely
     assert device_bound.host == pytest.approx(0.45, abs=0.01)
 
     # WHEN only fetching makes one THEN it explains what it can
-    fetching = likeliest_speeds(lambda speed: 1000.0 * speed.fetch, 1100.0, fetches=True).likely
+    fetching = likeliest_speeds(lambda speed: 1000.0 * speed.fetch, 1100.0, fetch=FetchTime()).likely
     assert fetching.fetch == pytest.approx(1.1, abs=0.02)
     assert fetching.host == pytest.approx(0.45, abs=0.01)
     assert Speed() == Speed(1.0, 1.0)
