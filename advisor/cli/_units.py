@@ -69,6 +69,25 @@ def _value(number: str) -> float:
     return float(number.replace(",", "").replace("_", ""))
 
 
+class Percent(click.ParamType):
+    """A click type for a share of one, written ``3%`` or ``0.03``."""
+
+    name = "PERCENT%"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """The share, or click's own error."""
+        if isinstance(value, float):
+            return value
+        text = str(value).strip()
+        try:
+            share = float(text[:-1]) / 100 if text.endswith("%") else float(text)
+        except ValueError:
+            share = math.nan
+        if not 0 <= share < 1:
+            self.fail(f"{value!r} is not understood; write it like 3% or 0.03", param, ctx)
+        return share
+
+
 class Quantity(click.ParamType):
     """A click type for `parse_quantity`."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from advisor.cli._units import POSITIVE
+from advisor.cli._units import POSITIVE, Percent
 
 
 def _list_metrics(ctx: click.Context, _param: click.Parameter, value: bool) -> None:
@@ -35,6 +35,11 @@ def _list_metrics(ctx: click.Context, _param: click.Parameter, value: bool) -> N
 )
 @click.option("--against-step-ms", type=POSITIVE, help="The same of --against.")
 @click.option(
+    "--noise",
+    type=Percent(),
+    help="What step times of two such runs differ by at least. [2%, or 10% where the host limits one]",
+)
+@click.option(
     "--metrics", is_flag=True, is_eager=True, expose_value=False, callback=_list_metrics, help="List METRICs."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
@@ -47,6 +52,7 @@ def command(
     changes: tuple[str, ...],
     baseline_step_ms: float | None,
     against_step_ms: float | None,
+    noise: float | None,
     as_json: bool,
     quiet: bool,
 ) -> None:
@@ -70,7 +76,8 @@ def command(
     report = open_report(path, baseline_step_ms=baseline_step_ms)
     outcomes = check_limits(report, at_most, at_least)
     if against:
-        outcomes += check_changes(report, open_report(against, baseline_step_ms=against_step_ms), changes)
+        other = open_report(against, baseline_step_ms=against_step_ms)
+        outcomes += check_changes(report, other, changes, noise_floor=noise)
     failed = any(outcome.held is False for outcome in outcomes)
     unknown = any(outcome.held is None for outcome in outcomes)
     if as_json:

@@ -10,17 +10,15 @@ from typing import Any
 
 from advisor.report import format as fmt
 from advisor.report.model import KernelGroup, Report, Struct
+from advisor.report.noise import (
+    DEVICE_FLOOR,
+    HOST_FLOOR,
+    error_fraction,
+    floor_of,
+    host_limits,
+    noise_fraction,
+)
 
-#: Runs of one program differ by this much though their own steps do not: below it nothing is called a change.
-NOISE_FLOOR = 0.01
-#: Standard errors of the difference that count as noise.
-_SIGMAS = 2.0
-#: Standard error of a median over that of a mean, for normal noise.
-_MEDIAN_ERROR = 1.2533
-#: Standard deviation over median absolute deviation, for normal noise.
-_MAD_TO_SD = 1.4826
-#: With fewer values the median of their deviations says little.
-_FEW = 5
 #: Modules tell places apart where both sides have them for this share of the kernels' time.
 _KNOWN_MODULES = 0.5
 
@@ -34,7 +32,8 @@ class Side(Struct, kw_only=True):
     device: str
     #: Median, in ms; null without steps.
     step_ms: float | None
-    #: Standard error of `step_ms` over it, from the spread of the steps; null with fewer than two.
+    #: Standard error of `step_ms` over it, from the spread of the steps; null with fewer than two. Where
+    #: `step_ms` was given as one figure, that of the profiled steps.
     step_error_fraction: float | None
     #: The report's own verdict.
     verdict: str
@@ -108,17 +107,27 @@ class Comparison(Struct, kw_only=True):
     remarks: list[str]
 
 
-def compare(before: Report, after: Report) -> Comparison:
-    """Set two reports of one program beside each other."""
-    basis = "baseline" if _baselines(before) and _baselines(after) else "profiled"
+def compare(before: Report, after: Report, *, noise_floor: float | None = None) -> Comparison:
+    """Set two reports of one program beside each other.
+
+    Args:
+        before: the first.
+        after: the second.
+        noise_floor: fraction that the step times of two runs differ by though nothing changed; by default
+            `DEVICE_FLOOR`, or `HOST_FLOOR` where the host limits one of them.
+    """
+    basis = "baseline" if has_baseline(before) and has_baseline(after) else "profiled"
     one, other = _side(before, basis), _side(after, basis)
     change = (
         (other.step_ms - one.step_ms) / one.step_ms if one.step_ms and other.step_ms is not None else None
     )
-    noise = _noise(one, other)
-    outcome = _outcome(change, noise)
+    floor = floor_of(before, after, basis) if noise_floor is None else noise_floor
+    noise = None
+    if change is not None:
+        noise = noise_fraction([one.step_error_fraction, other.step_error_fraction], floor)
+    outcome = _outcome(change, noise, floor)
     return Comparison(
-        verdict=_verdict(outcome, one, other, change, noise),
+        verdict=_verdict(outcome, one, other, change, noise, floor),
         outcome=outcome,
         basis=basis,
         before=one,
@@ -127,8 +136,8 @@ def compare(before: Report, after: Report) -> Comparison:
         noise_fraction=noise,
         figures=[_figure(before, after, *one) for one in _FIGURES],
         breakdown=_breakdown(before, after),
-        kernels=_kernels(before, after, noise if noise is not None else NOISE_FLOOR),
-        remarks=_remarks(before, after, basis),
+        kernels=_kernels(before, after, _kernel_noise(before, after, noise, floor)),
+        remarks=[*_remarks(before, after, basis), *_noise_remarks(before, after, basis, noise, noise_floor)],
     )
 
 
@@ -145,6 +154,11 @@ _FIGURES: tuple[tuple[str, str, Callable[[Report], Any]], ...] = (
 
 def _figure(before: Report, after: Report, name: str, unit: str, read: Callable[[Report], Any]) -> Change:
     return Change(name=name, unit=unit, before=read(before), after=read(after))
+
+
+def has_baseline(report: Report) -> bool:
+    """Whether the step time without the profiler is known: figures of the step are told against it then."""
+    return bool(_baselines(report))
 
 
 def _baselines(report: Report) -> list[float]:
@@ -174,49 +188,42 @@ def _profiled_ms(report: Report) -> float | None:
 
 def _side(report: Report, basis: str) -> Side:
     centre = report.summary.baseline_step_ms if basis == "baseline" else _profiled_ms(report)
-    times = _baselines(report) if basis == "baseline" else report.summary.step_time_ms.all
+    times = _baselines(report) if basis == "baseline" else []
+    if len(times) < 2:
+        times = report.summary.step_time_ms.all
     return Side(
         path=report.trace.path,
         device=report.device.name,
         step_ms=centre,
-        step_error_fraction=_error(times),
+        step_error_fraction=error_fraction(times),
         verdict=report.summary.verdict,
     )
 
 
-def _error(times: Sequence[float]) -> float | None:
-    if len(times) < 2:
-        return None
-    centre = statistics.median(times)
-    if len(times) < _FEW:
-        return statistics.stdev(times) / math.sqrt(len(times)) / centre
-    deviation = statistics.median(abs(t - centre) for t in times)
-    return _MEDIAN_ERROR * _MAD_TO_SD * deviation / math.sqrt(len(times)) / centre
-
-
-def _noise(before: Side, after: Side) -> float | None:
-    if before.step_ms is None or after.step_ms is None:
-        return None
-    known = [s.step_error_fraction for s in (before, after) if s.step_error_fraction is not None]
-    return max(_SIGMAS * math.hypot(*known), NOISE_FLOOR) if known else None
-
-
-def _outcome(change: float | None, noise: float | None) -> str:
-    if change is None or noise is None:
+def _outcome(change: float | None, noise: float | None, floor: float) -> str:
+    if change is None:
         return "unknown"
-    if abs(change) <= noise:
+    # The floor holds whatever the spread of the steps.
+    if abs(change) <= (floor if noise is None else noise):
         return "same"
+    if noise is None:
+        return "unknown"
     return "slower" if change > 0 else "faster"
 
 
-def _verdict(outcome: str, before: Side, after: Side, change: float | None, noise: float | None) -> str:
+def _verdict(
+    outcome: str, before: Side, after: Side, change: float | None, noise: float | None, floor: float
+) -> str:
     if change is None:
-        return "The step times cannot be compared: one of the two has no steps."
+        lacking = [name for name, side in (("first", before), ("second", after)) if not side.step_ms]
+        whose = f"the {lacking[0]} marks no" if len(lacking) == 1 else "neither marks"
+        return f"The step times cannot be compared: {whose} steps."
     times = f"{fmt.duration(after.step_ms)}, before {fmt.duration(before.step_ms)} ({fmt.change(change)})"
+    if outcome == "same":
+        least = floor if noise is None else noise
+        return f"No change beyond the noise of {least:.1%}: a step takes {times}."
     if noise is None:
         return f"A step takes {times}; with fewer than two steps on both sides the noise is not known."
-    if outcome == "same":
-        return f"No change beyond the noise of {noise:.1%}: a step takes {times}."
     return f"{outcome.capitalize()}: a step takes {times}, beyond the noise of {noise:.1%}."
 
 
@@ -230,6 +237,13 @@ def _breakdown(before: Report, after: Report) -> list[Change]:
 
 
 _Key = tuple[str, "str | None", str]
+
+
+def _kernel_noise(before: Report, after: Report, noise: float | None, floor: float) -> float:
+    """Kernels take as long as ever while the host is late; operators on the CPU are the host's own."""
+    if before.summary.cpu_only or after.summary.cpu_only:
+        return floor if noise is None else noise
+    return DEVICE_FLOOR
 
 
 def _kernels(before: Report, after: Report, noise: float) -> list[KernelChange]:
@@ -285,4 +299,22 @@ def _remarks(before: Report, after: Report, basis: str) -> list[str]:
     worlds = before.trace.world_size, after.trace.world_size
     if worlds[0] != worlds[1]:
         found.append(f"different numbers of ranks: {worlds[0] or 'unknown'} and {worlds[1] or 'unknown'}")
+    if has_baseline(before) != has_baseline(after):
+        found.append(
+            "the step time without the profiler is known of one side only: its idle time is that of the real "
+            "step, the other side's that of the profiled one"
+        )
+    with_stacks = {any(found.rule == "capture.stacks" for found in side.findings) for side in (before, after)}
+    if basis == "profiled" and len(with_stacks) == 2:
+        found.append("Python stacks were recorded on one side only: they lengthen its steps")
     return found
+
+
+def _noise_remarks(
+    before: Report, after: Report, basis: str, noise: float | None, given: float | None
+) -> list[str]:
+    if given is not None or noise != HOST_FLOOR:
+        return []
+    limited = host_limits(before, basis), host_limits(after, basis)
+    which = "both" if all(limited) else "the first" if limited[0] else "the second"
+    return [f"the host limits {which}, and runs of one such loop often differ by {HOST_FLOOR:.0%}"]

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 from advisor.report.model import BoundTimeFraction, KernelGroup
 
+#: Below this share of the step at work, the device is not what limits the loop.
+BUSY_ENOUGH = 0.85
 #: Below this share of its roof, a bound by intensity alone is not what sets the pace.
 _NEAR_ROOF = 0.5
 

@@ -47,17 +47,25 @@ def _report_in(folder: Path) -> Path:
     return inside[0] if len(inside) == 1 else own
 
 
-def compare(before: Report | str | os.PathLike[str], after: Report | str | os.PathLike[str]) -> Comparison:
+def compare(
+    before: Report | str | os.PathLike[str],
+    after: Report | str | os.PathLike[str],
+    *,
+    noise_floor: float | None = None,
+) -> Comparison:
     """Two runs of one program beside each other: is the second faster beyond the noise, and by which kernels?
 
     Args:
         before: a report, or what `open_report` takes.
         after: the same.
+        noise_floor: fraction that the step times of two such runs differ by though nothing changed: by
+            default 0.02, or 0.1 where the host limits one of them.
 
     Raises:
         InputError: a file is neither trace nor report, or a report of another major version.
     """
-    return compare_reports(*(one if isinstance(one, Report) else open_report(one) for one in (before, after)))
+    sides = (one if isinstance(one, Report) else open_report(one) for one in (before, after))
+    return compare_reports(*sides, noise_floor=noise_floor)
 
 
 def _decode(path: Path) -> Report:

@@ -17,7 +17,7 @@ from advisor.report.model import (
     StepTime,
     Summary,
 )
-from advisor.report.pace import Pace, meaning, pace, roof_fraction
+from advisor.report.pace import BUSY_ENOUGH, Pace, meaning, pace, roof_fraction
 from advisor.report.ranks import Waiting, limit
 from advisor.roofline.analysis import Analysis
 from advisor.roofline.bound import BOUNDS
@@ -26,8 +26,6 @@ from advisor.trace.link import CPU_OP
 
 #: Families whose FLOPs count as the model's in the utilisation.
 _MODEL_FAMILIES = frozenset({"matmul", "attention", "convolution", "rnn"})
-#: Below this share of the step at work, the device is not what limits the loop.
-_BUSY_ENOUGH = 0.85
 #: The profiler makes host-bound steps up to this many times as long (docs/capture.md).
 _STRETCH = 2.0
 
@@ -131,12 +129,12 @@ def _limit(summary: Summary, whole: str, has_device: bool) -> str:
         return f"{ran}, so operators stand in for kernels"
     if busy is None:
         return f"How much of the {whole} the GPU works is not known"
-    if busy >= _BUSY_ENOUGH:
+    if busy >= BUSY_ENOUGH:
         return f"The GPU works {busy:.0%} of the {whole}: its kernels limit this loop"
     if summary.baseline_step_ms:
         return f"The GPU works {busy:.0%} of the {whole}: the host limits this loop, not its kernels"
     first = f"The GPU works {busy:.0%} of the {whole} as profiled"
-    if busy * _STRETCH < _BUSY_ENOUGH:
+    if busy * _STRETCH < BUSY_ENOUGH:
         return f"{first} (the profiler itself slows the host): the host limits this loop, not its kernels"
     return (
         f"{first}: the profiler slows the host, so either host or kernels may limit this loop; the real "

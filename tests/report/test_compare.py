@@ -19,8 +19,9 @@ from tests.report import reports
 
 
 def made(step_ms: list[float], *, baseline: list[float] | None = None, **of_summary: float) -> model.Report:
-    """The rich report with other step times."""
+    """The rich report with other step times, of a loop that the device limits."""
     report = reports.rich()
+    report.summary.gpu_busy_fraction = report.summary.gpu_busy_fraction_profiled = 0.95
     report.summary.step_time_ms = model.StepTime(
         p50=sorted(step_ms)[len(step_ms) // 2] if step_ms else None, p95=None, all=step_ms
     )
@@ -89,8 +90,73 @@ def test_a_change_within_the_spread_is_none() -> None:
 
 def test_steady_runs_still_differ_by_the_floor() -> None:
     found = compare(made([30.0] * 5), made([30.2] * 5))
-    assert found.noise_fraction == pytest.approx(0.01)
+    assert found.noise_fraction == pytest.approx(0.02)
     assert found.outcome == "same"
+
+
+def test_runs_that_the_host_limits_differ_by_more_and_that_is_said() -> None:
+    # GIVEN a change of 5 % between steady runs
+    device = made([30.0] * 5), made([28.5] * 5)
+    host = made([30.0] * 5), made([28.5] * 5, gpu_busy_fraction=0.3, gpu_busy_fraction_profiled=0.3)
+    # THEN it is one where the device sets the pace, and noise where the host does on one side
+    assert compare(*device).outcome == "faster"
+    found = compare(*host)
+    assert (found.outcome, found.noise_fraction) == ("same", pytest.approx(0.1))
+    assert any("the host limits the second" in remark for remark in found.remarks)
+    # BUT not for somebody who knows the machine
+    assert compare(*host, noise_floor=0.03).outcome == "faster"
+    assert compare(*device, noise_floor=0.06).outcome == "same"
+    assert not any("host limits" in remark for remark in compare(*host, noise_floor=0.03).remarks)
+
+
+def test_kernels_do_not_hide_in_the_noise_of_a_late_host() -> None:
+    # GIVEN a matrix product that takes 4 % less in a loop whose steps differ by 20 %
+    before, after = made([30.0, 24.0, 36.0, 27.0, 33.0]), made([30.0, 24.0, 36.0, 27.0, 33.0])
+    after.kernels[0].time_ms_per_step *= 0.96
+    (changed,) = [kernel for kernel in compare(before, after).kernels if kernel.change != "same"]
+    assert changed.change == "faster"
+    # BUT operators on the CPU are the host's own work
+    before.summary.cpu_only = after.summary.cpu_only = True
+    assert {kernel.change for kernel in compare(before, after).kernels} == {"same"}
+
+
+def test_a_step_time_that_was_given_has_the_noise_of_the_profiled_steps() -> None:
+    # GIVEN single figures for the steps without the profiler
+    before, after = made([40.0, 40.1, 39.9]), made([22.0, 22.1, 21.9])
+    before.summary.baseline_step_ms, after.summary.baseline_step_ms = 35.0, 18.0
+    # THEN the verdict is not left open
+    found = compare(before, after)
+    assert (found.basis, found.outcome) == ("baseline", "faster")
+    assert found.before.step_error_fraction == pytest.approx(0.1 / 3**0.5 / 40.0)
+
+
+def test_what_cannot_be_set_side_by_side_is_remarked_upon() -> None:
+    stacks = model.Finding(rule="capture.stacks", title="Stacks were recorded")
+    before, after = made([40.0] * 5, baseline=[30.0] * 5), made([44.0] * 5)
+    after.findings = [stacks]
+    said = " ".join(compare(before, after).remarks)
+    assert "known of one side only" in said
+    assert "stacks were recorded on one side only" in said
+    before.findings, before.summary.baseline_step_ms = [stacks], None
+    said = " ".join(compare(before, after).remarks)
+    assert "one side only" not in said
+
+
+def test_the_table_leaves_out_what_is_nothing_and_says_what_it_cuts() -> None:
+    before, after = made([30.0] * 3), made([30.0] * 3)
+    for kernel in before.kernels + after.kernels:
+        kernel.module = None
+    for kernel in after.kernels:
+        kernel.time_ms_per_step *= 1.5
+    for part in before.breakdown.step + after.breakdown.step:
+        part.time_ms_per_step = 0.0 if part.name == "exposed communication" else part.time_ms_per_step
+    out = io.StringIO()
+    found = compare(before, after)
+    render(found, Console(file=out, width=120))
+    assert "module" not in out.getvalue()
+    for shown in (out.getvalue(), markdown(found)):
+        assert "exposed communication" not in shown
+        assert " smaller changes, in the JSON" in shown
 
 
 def test_one_step_a_side_tells_no_noise() -> None:
@@ -99,10 +165,25 @@ def test_one_step_a_side_tells_no_noise() -> None:
     assert found.outcome == "unknown"
 
 
+def test_a_run_of_one_step_is_the_same_as_itself() -> None:
+    found = compare(made([30.0]), made([30.0]))
+    assert found.outcome == "same"
+    assert found.noise_fraction is None
+    assert found.verdict.startswith("No change beyond the noise of 2.0%: a step takes 30.0 ms")
+
+
+@pytest.mark.parametrize("count", [3, 9])
+def test_steps_of_no_length_tell_no_noise(count: int) -> None:
+    found = compare(made([0.0] * count), made([0.0] * count))
+    assert (found.outcome, found.noise_fraction) == ("unknown", None)
+
+
 def test_without_steps_there_is_nothing_to_compare() -> None:
     found = compare(made([]), made([20.0, 20.0]))
     assert found.step_change_fraction is None
-    assert "cannot be compared" in found.verdict
+    assert found.verdict == "The step times cannot be compared: the first marks no steps."
+    assert "the second marks no steps" in compare(made([20.0, 20.0]), made([])).verdict
+    assert "neither marks steps" in compare(made([]), made([])).verdict
 
 
 def test_the_steps_without_the_profiler_are_compared_where_both_sides_have_them() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from advisor.errors import UsageError
 from advisor.report import model
 from advisor.report.build import build_report
 from advisor.report.compare import compare
@@ -71,3 +72,57 @@ def test_every_metric_of_a_full_report_is_known_and_of_an_empty_one_is_not(name)
 
     assert METRICS[name].read(full) is not None
     assert METRICS[name].read(unknown) is None
+
+
+def test_what_is_below_any_noise_holds_though_no_noise_is_known():
+    # GIVEN two traces of one step each, the second longer by half a percent
+    before, after = report_of(steps=1), report_of(steps=1)
+    after.summary.step_time_ms.p50 *= 1.005
+    (within,) = check_changes(after, before, ["step_time:+0%"])
+    assert within.held is True
+    assert "within the noise of 10.0%" in within.reason
+    # WHEN it is longer by a fifth THEN nothing tells whether that is noise
+    after.summary.step_time_ms.p50 *= 1.2
+    (unknown,) = check_changes(after, before, ["step_time:+0%"])
+    assert unknown.held is None
+
+
+def test_a_share_without_a_percent_sign_is_a_fraction_and_40_is_none():
+    report = reports.rich()
+    (bare,) = check_limits(report, [], ["gpu_busy=0.8"])
+    (percent,) = check_limits(report, [], ["gpu_busy=80%"])
+    assert bare.held is percent.held is True
+    with pytest.raises(UsageError, match=r"0\.8 or 80%"):
+        check_limits(report, [], ["mfu=40"])
+
+
+def test_what_is_counted_has_no_noise_and_idle_time_has_as_much_as_the_step():
+    before, after = slices(reports.rich(), idle=1.0), slices(reports.rich(), idle=1.2)
+    assert before.summary.kernels_per_step
+    after.summary.kernels_per_step = before.summary.kernels_per_step + 1
+    step_ms = before.summary.baseline_step_ms or 0.0
+    for side in before, after:
+        side.summary.step_time_ms.all = [step_ms] * 5
+    # GIVEN one launch more, and a fifth more of idle time, which is half a percent of the step
+    assert 0.2 / step_ms < 0.01
+    launches, idle = check_changes(after, before, ["launches:+0%", "idle:+5%"])
+    assert launches.held is False
+    assert idle.held is True
+    assert idle.reason.endswith("within the noise of 2.0% of the step")
+    # WHEN it is more than the step's noise THEN it counts
+    slices(after, idle=1.0 + 0.1 * step_ms)
+    assert check_changes(after, before, ["idle:+5%"])[0].held is False
+
+
+def test_figures_of_unlike_steps_are_not_held_against_each_other():
+    # GIVEN one side whose step time without the profiler is not known
+    before, after = reports.rich(), reports.rich()
+    after.summary.baseline_step_ms = None
+    for name in ("gpu_busy", "mfu", "idle"):
+        (outcome,) = check_changes(after, before, [f"{name}:+5%"])
+        assert outcome.held is None
+        assert "profiled one on the other" in outcome.reason
+    # THEN kernels can be told all the same, and a limit says what it is of
+    assert check_changes(after, before, ["kernel_time:+5%"])[0].held is True
+    assert ", as profiled, asked for" in check_limits(after, ["step_time=1s"], [])[0].reason
+    assert "as profiled" not in check_limits(before, ["step_time=1s"], [])[0].reason
