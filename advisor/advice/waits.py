@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from advisor.advice.wording import count, duration
+from advisor.advice.wording import count, duration, one_line
 from advisor.roofline.launch_class import PAGEABLE_COPY
 from advisor.trace.nesting import Nesting
 
@@ -22,9 +22,10 @@ _WAITS = (
 )
 #: Ranges in which the framework itself waits, for its own timing or its communication.
 _FRAMEWORK = r"^DistributedDataParallel\.|^nccl:|^advisor::"
+CONDITION = "a tensor used as a condition"
 #: The first that any operator around the call matches; operators innermost first.
 _CAUSES = (
-    (r"^aten::is_nonzero$", "a tensor used as a condition"),
+    (r"^aten::is_nonzero$", CONDITION),
     (r"^aten::(nonzero|argwhere)", "nonzero or a boolean index"),
     (r"^aten::(masked_select|index|index_put_|_index_put_impl_)$", "a boolean index"),
     (r"^aten::_?unique|^aten::repeat_interleave|^aten::bincount", "a result of unknown size"),
@@ -33,8 +34,11 @@ _CAUSES = (
     (r"^aten::(to|_to_copy|copy_)$", ".cpu() or print of a tensor"),
 )
 #: Causes whose operator goes with the wait, and what it consists of.
-_GOES = (".item()", ".cpu() or print of a tensor", "a tensor used as a condition")
+_GOES = (".item()", ".cpu() or print of a tensor", CONDITION)
 _FETCHES = re.compile(r"^aten::(is_nonzero|item|_local_scalar_dense|to|_to_copy|copy_)$")
+_COMPARES = re.compile(
+    r"^aten::(isfinite|isnan|isinf|isclose|all|any|eq|ne|lt|le|gt|ge|logical_\w+|bitwise_\w+|__\w+__)$"
+)
 _BARE = (
     ("Device", "torch.cuda.synchronize()"),
     ("Event", "event.synchronize()"),
@@ -51,7 +55,7 @@ _CURES = {
     "nonzero or a boolean index": "x = torch.where(mask, x, 0.0)     # in place of x[mask] = 0 or x[mask]",
     "a boolean index": "x = torch.where(mask, x, 0.0)     # in place of x[mask] = 0 or x[mask]",
     "a result of unknown size": "torch.repeat_interleave(x, n, output_size=total)   # of fixed size",
-    "a tensor used as a condition": "loss = torch.where(bad, 0.0, loss)   # in place of `if bad:`; "
+    CONDITION: "loss = torch.where(bad, 0.0, loss)   # in place of `if bad:`; "
     "clip_grad_norm_(..., error_if_nonfinite=False)",
     "a comparison that Python reads": "(a == b).all()     # stays on the device",
     "torch.cuda.synchronize()": "# without torch.cuda.synchronize(): record torch.cuda.Event, read it later",
@@ -74,6 +78,7 @@ class Wait:
         cause: what asks for it, in the user's terms; ``GradScaler`` for its flag.
         place: Python frame or module, where the trace tells; else the phase.
         op: position in ``Trace.ops`` of the operator that does nothing but fetch the value, or -1.
+        checks: of those right before it that work out what the condition is, and nothing else.
     """
 
     call: int
@@ -81,6 +86,7 @@ class Wait:
     cause: str
     place: str
     op: int = -1
+    checks: tuple[int, ...] = ()
 
 
 def host_waits(loop: Loop) -> list[Wait]:
@@ -119,7 +125,8 @@ def host_waits(loop: Loop) -> list[Wait]:
         if cause == ".item()" and scaled(int(calls.ts_ns[call])):
             cause = "GradScaler"
         op = _fetching(loop, int(host.op[call])) if cause in _GOES else -1
-        found.append(Wait(call, int(calls.dur_ns[call]), cause, _place(loop, call), op))
+        checks = _checks(loop, op) if cause == CONDITION else ()
+        found.append(Wait(call, int(calls.dur_ns[call]), cause, _place(loop, call), op, checks))
     return found
 
 
@@ -129,6 +136,22 @@ def _fetching(loop: Loop, op: int) -> int:
     while op >= 0 and _FETCHES.search(loop.timeline.op_name(op) or ""):
         outermost, op = op, int(loop.timeline.op_parent[op])
     return outermost
+
+
+def _checks(loop: Loop, op: int) -> tuple[int, ...]:
+    """The outermost operators right before one that reads a truth value, as far as they make it."""
+    ops, parent = loop.timeline.trace.ops, loop.timeline.op_parent
+    if op < 0:
+        return ()
+    beside = np.flatnonzero(
+        (parent == parent[op]) & (ops.track == ops.track[op]) & (ops.ts_ns < ops.ts_ns[op])
+    )
+    found = []
+    for one in beside[np.argsort(-ops.ts_ns[beside], kind="stable")].tolist():
+        if not _COMPARES.search(loop.timeline.op_name(one) or ""):
+            break
+        found.append(one)
+    return tuple(found)
 
 
 def cause_of(call: str, chain: Sequence[str]) -> str:
@@ -190,7 +213,9 @@ def cure(waits: Sequence[Wait], *, plain_torch: bool = False) -> str:
     """Code that does without, a piece for each cause, the worst first."""
     known = _CURES | _CURES_IN_TORCH if plain_torch else _CURES
     return "\n".join(
-        dict.fromkeys(known.get(cause, f"# {cause}: every n-th step only") for cause in _causes(waits))
+        dict.fromkeys(
+            known.get(cause, f"# {one_line(cause)}: every n-th step only") for cause in _causes(waits)
+        )
     )
 
 

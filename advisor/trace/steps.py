@@ -67,7 +67,11 @@ def find_steps(trace: Trace) -> Steps:
 def _without_the_stop(steps: Steps, trace: Trace) -> Steps:
     """The last range may stay open while the profiler is being stopped, which is no part of the loop."""
     last_ns = np.full(len(steps), -1, np.int64)
-    for events in (trace.ops, trace.runtime):
+    calls = trace.runtime
+    if len(trace.ops):
+        # A thread that pins batches goes on while the profiler is stopped.
+        calls = calls.take(np.isin(calls.track, np.unique(trace.ops.track)))
+    for events in (trace.ops, calls):
         index = steps.at(events.ts_ns)
         np.maximum.at(last_ns, index[index >= 0], events.end_ns[index >= 0])
     tails_ns = np.maximum(steps.end_ns - last_ns, 0)

@@ -47,6 +47,15 @@ def test_the_last_step_ends_before_the_profiler_is_stopped_in_it() -> None:
     assert find_steps(trace.trace()).end_ns.tolist() == [200_000, 300_000, 400_000]
 
 
+def test_a_thread_without_operators_that_goes_on_does_not_keep_the_last_step_open() -> None:
+    # GIVEN a thread that pins batches, also while the profiler is being stopped
+    trace = Builder()
+    for number, length in ((1, 100), (2, 100), (3, 50_000)):
+        trace.on(1).step(number, number * 100, length).op("aten::mm", number * 100 + 10, 80)
+        trace.on(9).call(number * 100 + (49_000 if number == 3 else 20), correlation=number)
+    assert find_steps(trace.trace()).end_ns.tolist() == [200_000, 300_000, 400_000]
+
+
 def test_a_last_step_that_waits_as_the_others_do_keeps_its_end() -> None:
     # GIVEN steps that each end with 40 ms of sleep
     trace = Builder()

@@ -156,13 +156,14 @@ def seen_drift(context: Mapping[str, Any], baseline_ns: float) -> float:
     """
     blocks = [context.get(name) for name in ("baseline", "after")]
     medians = [block.get("median_ms") for block in blocks if isinstance(block, Mapping)]
-    known = [float(ms) * 1e6 for ms in medians if _is_time(ms)]
+    known = [time_ns for ms in medians if (time_ns := _time_ns(ms))]
     times = np.array([baseline_ns, *known])
     return float(times.std() / times.mean()) if baseline_ns > 0 else 0.0
 
 
-def _is_time(ms: object) -> bool:
-    return isinstance(ms, (int, float)) and not isinstance(ms, bool) and 0 < ms < math.inf
+def _time_ns(ms: object) -> float:
+    known = isinstance(ms, (int, float)) and not isinstance(ms, bool) and 0 < ms < math.inf
+    return float(ms) * 1e6 if known else 0.0  # type: ignore[arg-type]
 
 
 def with_cheapest_profiler(work_ns: float, events: int) -> Speed:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from advisor.advice.edits import DropSync, Edit, Estimate, HostRemove, HostTime
+from advisor.advice.edits import DropSync, Edit, Estimate, HostRemove, HostTime, Retime
 from advisor.advice.finding import Finding
 from advisor.advice.loop import Loop
 from advisor.advice.rule import rule
@@ -49,7 +49,11 @@ def sync(loop: Loop) -> Iterator[Finding]:
     own = [wait for wait in waits if wait.cause != "GradScaler"]
     if own:
         each, held = len(own) / loop.steps, sum(wait.dur_ns for wait in own) / loop.steps
-        edits = [DropSync(np.array([wait.call for wait in own], np.int64)), *_fetching(own)]
+        edits = [
+            DropSync(np.array([wait.call for wait in own], np.int64)),
+            *_fetching(own),
+            *_checking(loop, own),
+        ]
         for_nothing = loop.share(held) >= _LONG_WAIT and loop.hides(edits)
         yield Finding(
             title=f"{count(each, 'sync', 'make', what='a step')} the host wait {duration(held)} "
@@ -133,6 +137,18 @@ def _fetching(waits: Sequence[Wait]) -> list[Edit]:
     """Host time of the operators that fetch the values; at worst others come in their place."""
     ops = np.array(sorted({wait.op for wait in waits if wait.op >= 0}), np.int64)
     return [HostTime(ops, _FETCHING_LEFT)] if len(ops) else []
+
+
+def _checking(loop: Loop, waits: Sequence[Wait]) -> list[Edit]:
+    """What a condition is worked out by: it is asked for every n-th step only, or at worst as now."""
+    ops = np.array(sorted({op for wait in waits for op in wait.checks}), np.int64)
+    if not len(ops):
+        return []
+    chosen = np.zeros(len(loop.timeline.trace.ops), bool)
+    chosen[ops] = True
+    rows = np.flatnonzero(loop.under(chosen) >= 0)
+    now_ns = loop.rows.dur_ns[rows].astype(float)
+    return [HostTime(ops, _FETCHING_LEFT), Retime(rows, Estimate(now_ns, 0.02 * now_ns, 0.0 * now_ns))]
 
 
 def _called_from(loop: Loop, calls: np.ndarray, most: int = 3) -> list[str]:

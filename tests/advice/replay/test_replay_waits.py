@@ -162,3 +162,82 @@ def test_a_trace_with_device_work_alone_takes_its_own_time():
 
     assert replay.fidelity == pytest.approx(1, abs=0.03)
     assert replay.step_ns([Remove(np.arange(3))]) <= replay.step_ns()
+
+
+def test_an_asynchronous_copy_within_an_idle_device_is_not_waited_for():
+    # GIVEN a small copy and a fill that are over before their calls return, as a profiler slows these down
+    def step(s: Script) -> None:
+        for name, cat in (
+            ("Memcpy DtoD (Device -> Device)", "gpu_memcpy"),
+            ("Memset (Device)", "gpu_memset"),
+        ):
+            s._correlation += 1
+            call = "cudaMemcpyAsync" if cat == "gpu_memcpy" else "cudaMemsetAsync"
+            s._emit("call", s.now, correlation=s._correlation, name=call, dur=20)
+            s._work(name, s.now + 5, 1, COMPUTE, cat, bytes=4)
+            s.now += 20
+        s.work(100)
+        s.launch(50)
+
+    steps = Script(step)
+
+    assert kinds(steps) == set()
+    replay = steps.replay()
+    assert us(replay.profiled_ns) == approx(148)
+    # WHEN the kernel is slower than the host THEN it alone is the step
+    slower = us(replay.step_ns([Retime(rows_named(replay, "gemm"), exactly(400_000.0))]))
+    assert slower == approx(400 + 1 + 1 + 3)
+
+
+def staged(nbytes: int, took_us: float, ends_us: float) -> Script:
+    """A pageable copy behind a kernel, in a call that returns so much before the copy is through."""
+
+    def step(s: Script) -> None:
+        s.launch(300)
+        s._correlation += 1
+        begin, number = s.now, s._correlation
+        end = s._work(
+            "Memcpy HtoD (Pageable -> Device)", begin + 5, took_us, COMPUTE, "gpu_memcpy", bytes=nbytes
+        )
+        length = end - ends_us - begin
+        s._emit("call", begin, correlation=number, name="cudaMemcpyAsync", dur=length)
+        s.now += length
+        s.work(60)
+
+    return Script(step)
+
+
+def test_a_large_pageable_copy_is_waited_for_though_its_call_ends_with_the_last_piece_staged():
+    replay = staged(38_000_000, 500, ends_us=13).replay()
+
+    assert us(replay.profiled_ns) == pytest.approx(300 + 500 + 60, rel=0.03)
+    # WHEN it goes from pinned memory THEN the wait goes with it
+    faster = us(replay.step_ns([Retime(rows_named(replay, "Memcpy"), exactly(50_000.0))]))
+    assert faster == pytest.approx(300 + 50 + 60, abs=30)
+
+
+def test_a_call_that_ends_long_before_its_pageable_copy_did_not_wait():
+    assert kinds(staged(38_000_000, 500, ends_us=250)) == set()
+
+
+def test_a_small_pageable_copy_that_returns_at_once_is_not_waited_for():
+    def step(s: Script) -> None:
+        s.work(100)
+        s._correlation += 1
+        s._emit("call", s.now, correlation=s._correlation, name="cudaMemcpyAsync", dur=20)
+        s._work("Memcpy HtoD (Pageable -> Device)", s.now + 5, 1, COMPUTE, "gpu_memcpy", bytes=32)
+        s.now += 20
+        s.launch(50)
+
+    assert kinds(Script(step)) == set()
+
+
+def test_a_copy_by_a_call_that_is_not_asynchronous_is_waited_for_whatever_its_memory():
+    def step(s: Script) -> None:
+        s.work(100)
+        s._correlation += 1
+        s._emit("call", s.now, correlation=s._correlation, name="cudaMemcpy", dur=30)
+        s._work("Memcpy DtoH (Device -> Pinned)", s.now + 5, 20, COMPUTE, "gpu_memcpy", bytes=4096)
+        s.now += 30
+
+    assert kinds(Script(step)) == {SYNC_SLOT}

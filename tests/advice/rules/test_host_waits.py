@@ -52,6 +52,28 @@ def test_an_item_in_a_loop_that_the_device_paces_saves_next_to_nothing():
     assert saving(audit("host.sync", loop)[0], loop).likely_ns < 0.05 * 620
 
 
+def test_a_check_of_a_tensor_goes_with_the_condition_that_it_is_for():
+    # GIVEN isfinite and all, 20 µs on the device and 40 of the host, before each of four conditions
+    def script(step: Step, checks: tuple[str, ...] = ("aten::isfinite", "aten::all")) -> None:
+        at = training(step, kernel_us=50)
+        for _ in range(4):
+            for name in checks:
+                step.run(name, at, on_device=at + 8, dur=10, kernel="check")
+                at += 20
+            at = reading(step, at, around=("aten::is_nonzero", "aten::item", "aten::_local_scalar_dense"))
+
+    def others(step: Step) -> None:
+        script(step, ("aten::mul", "aten::add"))
+
+    checked, computed = loop_of(script, step_us=700), loop_of(others, step_us=700)
+
+    (found,), (kept,) = audit("host.sync", checked), audit("host.sync", computed)
+
+    # THEN the operators of the check go, and such as may be needed elsewhere do not
+    assert saving(found, checked).likely_ns > saving(kept, computed).likely_ns + 4 * 2 * 7
+    assert saving(found, checked).low_ns < saving(found, checked).likely_ns - 4 * 20
+
+
 def test_a_loop_without_a_wait_has_no_sync_to_tell_of():
     assert audit("host.sync", loop_of(training)) == []
 
@@ -217,3 +239,13 @@ def test_long_waits_behind_a_device_that_sets_the_pace_are_said_to_cost_nothing_
     (found,) = audit("host.sync", loop_of(script, step_us=1_810))
 
     assert "only once it is faster" in found.note
+
+
+def test_an_operators_name_stays_in_the_comment_of_a_fix():
+    def script(step: Step) -> None:
+        training(step, at=reading(step, training(step), around=("mine::read\nimport os",)))
+
+    (found,) = audit("host.sync", loop_of(script, step_us=680))
+
+    assert "# mine::read import os: every n-th step only" in found.fix
+    assert "\nimport os" not in found.fix + found.fix_torch
