@@ -227,6 +227,10 @@ def test_a_stretch_of_host_time_goes(host_bound):
     # AND half of it where only half is named
     half = HostRemove(end - 50_000, end, ops.track[middle])
     assert us(host_bound.step_ns([half])) == approx(274)
+    # AND half of it where half of it may have to stay
+    kept = HostRemove(end - 100_000, end, ops.track[middle], left=Estimate(1.0, 0.5, 0.0))
+    assert us(host_bound.step_ns([kept])) == approx(274)
+    assert us(host_bound.step_ns([kept], "pessimistic")) == approx(324)
     # AND nothing where another thread is
     other = HostRemove(end - 100_000, end, ops.track[middle] + 1)
     assert us(host_bound.step_ns([other])) == approx(324)

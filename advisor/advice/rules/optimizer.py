@@ -156,7 +156,8 @@ def optimizer_class(loop: Loop) -> str | None:
     """Class of the optimizer, as the capture or torch's own ranges tell it."""
     listed = loop.setting("optimizers")
     if isinstance(listed, list) and listed:
-        names = {entry.get("class") for entry in listed if isinstance(entry, dict)}
+        given = [entry.get("class") if isinstance(entry, dict) else None for entry in listed]
+        names = {name if isinstance(name, str) else None for name in given}
         return names.pop() if len(names) == 1 else None
     marks = loop.host.ranges(r"^Optimizer\.step#")
     found = {loop.timeline.trace.names[i].split("#", 1)[1].split(".")[0] for i in marks.name.tolist()}

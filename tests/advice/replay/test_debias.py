@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from advisor.advice.edits import Estimate, Remove, Retime
-from advisor.advice.replay.debias import FetchTime, Speed, likeliest_speeds
+from advisor.advice.replay.debias import FetchTime, Speed, likeliest_speeds, seen_drift
 from tests.advice.scripted import Script, rows_named, us
 
 exactly = Estimate.exactly
@@ -123,3 +123,49 @@ def test_a_baseline_below_the_devices_own_time_is_left_to_the_scale():
 
     assert us(replay.step_ns()) == 2_000
     assert replay.result_scale == pytest.approx(0.5, abs=0.02)
+
+
+def test_batches_of_other_steps_tell_how_long_they_usually_take():
+    # GIVEN a host of 1000 µs besides fetches of 1000 in the played steps, and steps of 2000 without recording
+    def step_ns(speed: Speed) -> float:
+        return 1000.0 * speed.host + 1000.0 * speed.fetch
+
+    # WHEN all fetches took half as long again THEN the profiler is found to cost what it usually does
+    usual = likeliest_speeds(step_ns, 1950.0, fetch=FetchTime(1.5, 0.1)).likely
+    assert usual.host == pytest.approx(0.45, abs=0.02)
+    assert usual.fetch == pytest.approx(1.5, abs=0.02)
+    # AND fetches that hardly differ leave the difference to the host
+    steady = likeliest_speeds(step_ns, 1950.0, fetch=FetchTime(1.0, 0.01)).likely
+    assert steady.host > 0.85
+
+
+@pytest.mark.parametrize(
+    ("block", "expected"),
+    [
+        ({}, 0.0),
+        ({"baseline": {"median_ms": 2.0}}, 0.0),
+        ({"baseline": {"median_ms": 1.0}, "after": {"median_ms": None}}, 1 / 3),
+        ({"baseline": {"median_ms": 2.0}, "after": {"median_ms": 2.6}}, 0.2828 / 2.2),
+        ({"baseline": "2.0", "after": {"median_ms": True}}, 0.0),
+    ],
+)
+def test_measurements_of_one_loop_tell_by_what_they_differ(block, expected):
+    assert seen_drift(block, 2e6) == pytest.approx(expected, abs=1e-3)
+
+
+def test_a_loop_whose_measurements_differ_has_a_wider_range():
+    def told(**context: object) -> float:
+        script = Script(lambda s: _pieces(s, kernel=100))
+        script.builder.context(**context)
+        replay = script.replay(baseline_step_ms=4.0)
+        return replay.outcome([Retime(rows_named(replay, "even"), exactly(50_000.0))]).noise_ns
+
+    assert told(after={"median_ms": 4.8}) > 5 * told(after={"median_ms": 4.0})
+
+
+def test_the_hosts_time_differs_more_from_run_to_run_than_the_devices():
+    def noise_ns(kernel: float, baseline_ms: float) -> float:
+        replay = Script(lambda s: _pieces(s, kernel=kernel)).replay(baseline_step_ms=baseline_ms)
+        return replay.outcome([Remove(rows_named(replay, "even"), with_host=False)]).noise_ns / baseline_ms
+
+    assert noise_ns(1, 0.6) > 2 * noise_ns(100, 4.0)

@@ -63,3 +63,56 @@ def test_a_long_stretch_of_python_is_told_without_a_saving_where_nothing_says_wh
     assert found.edits == []
     assert "not in the trace" in found.note
     assert "aten::mm" in found.evidence[0]
+
+
+def sleeping(step: Step, us: float, number: int | None = None) -> None:
+    """A step with a stretch of nothing behind its launches; if numbered, in that step alone."""
+    host_us = training(step)
+    idle = us if number in (None, step.number) else 0
+    step.op("aten::detach", host_us + idle, us - idle + 9)
+
+
+def test_python_at_the_same_place_in_each_step_is_told_with_what_it_may_save():
+    # GIVEN 8 ms of nothing before each step's last operator
+    loop = loop_of(lambda step: sleeping(step, 8_000), step_us=8_200)
+
+    (found,) = audit("host.hooks", loop)
+
+    assert "plain Python holds the host for 8.00 ms a step, at the same place in each" in found.title
+    told = saving(found, loop)
+    # THEN all but what any loop does there, at best all of it, and at worst half is needed
+    assert told.likely_ns == pytest.approx(7_500, rel=0.05)
+    assert told.low_ns < 0.55 * 8_000
+    assert told.high_ns >= 7_950
+    assert found.confidence == "heuristic"
+    assert "not in the trace" in found.note
+
+
+def test_python_in_some_of_the_steps_is_told_without_a_saving():
+    loop = loop_of(lambda step: sleeping(step, 8_000, number=2), step_us=8_200)
+
+    (found,) = audit("host.hooks", loop)
+
+    assert found.edits == []
+    assert "in each" not in found.title
+
+
+def test_python_behind_which_the_device_works_on_is_not_told():
+    # GIVEN kernels that outlast the stretch
+    def script(step: Step) -> None:
+        host_us = training(step, kernel_us=1_600)
+        step.op("aten::detach", host_us + 8_000, 9)
+
+    assert audit("host.hooks", loop_of(script, step_us=9_700)) == []
+
+
+def test_the_freeing_of_a_large_batch_is_no_hook():
+    # GIVEN 5 ms of nothing behind each step's copy of 38 MB from pageable memory
+    def script(step: Step) -> None:
+        step.copy_in(0, nbytes=38_000_000, dur=4_000)
+        step.op("aten::detach", 9_100, 9)
+        training(step, at=9_120)
+
+    loop = loop_of(script, step_us=9_400)
+
+    assert all(found.edits == [] for found in audit("host.hooks", loop))
