@@ -56,6 +56,16 @@ def between(saving: Saving) -> str:
     return f"between {low} slower and {high} faster" if saving.high > 0 else f"up to {low} slower"
 
 
+def how_known(finding: Finding) -> str:
+    """How the saving is known; empty where none is told."""
+    return finding.confidence if finding.saving_ms else ""
+
+
+def plain_fix(finding: Finding) -> str:
+    """The change without Lightning, where it is another."""
+    return "" if finding.fix_torch == finding.fix else finding.fix_torch
+
+
 def worthwhile(findings: Sequence[Finding]) -> list[Finding]:
     """Findings that shorten the step, or may: those with the largest saving first, then those without one."""
     return [finding for finding in findings if not is_nothing(finding)]
@@ -89,7 +99,7 @@ def combined(report: Report) -> Combined | None:
     whole = f"the first {count}" if top == together.rules else f"{count} of these"
     return Combined(
         made="the first alone" if count < 2 else f"{whole} made together",
-        besides=f"{_joined(idle)} would add nothing to that" if idle else "",
+        besides=f"on top of that, {_joined(idle)} would add nothing" if idle else "",
         note=_note(report, together),
     )
 

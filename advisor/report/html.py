@@ -113,11 +113,13 @@ def _environment() -> Environment:
         "flops_per_s": fmt.flops_per_s,
         "gain": findings_view.gain,
         "spread": findings_view.spread,
+        "how_known": findings_view.how_known,
         "intensity": fmt.intensity,
         "nbytes": fmt.nbytes,
         "number": fmt.number,
         "percent": fmt.percent,
         "pipe": fmt.pipe,
+        "plain_fix": findings_view.plain_fix,
         "sentence": fmt.sentence,
         "shorten": fmt.shorten,
     }

@@ -116,7 +116,9 @@ def _finding(finding: Finding) -> Iterator[str]:
     saving = findings_view.gain(finding)
     if finding.saving_ms:
         saving += f", {findings_view.spread(finding)}"
-    yield f"**{prose(finding.title)}**: {saving}, {prose(finding.confidence, 40)} ({code(finding.rule)})"
+    if known := findings_view.how_known(finding):
+        saving += f", {prose(known, 40)}"
+    yield f"**{prose(finding.title)}**: {saving} ({code(finding.rule)})"
     yield ""
     if finding.note:
         yield prose(finding.note)
@@ -126,10 +128,10 @@ def _finding(finding: Finding) -> Iterator[str]:
     if finding.fix:
         yield ""
         yield from _fenced(finding.fix)
-    if finding.fix_torch:
+    if plain := findings_view.plain_fix(finding):
         yield ""
         yield "Without Lightning:"
-        yield from _fenced(finding.fix_torch)
+        yield from _fenced(plain)
     if finding.risk:
         yield f"Risk: {prose(finding.risk)}"
     yield ""

@@ -148,10 +148,9 @@ class _View:
         found = self._report.findings
         for finding in [*findings_view.worthwhile(found), *findings_view.fruitless(found)][:TOP_FINDINGS]:
             table.add_row(self._saving(finding), self._text(fmt.shorten(finding.title, 200)))
-            range_ = f"{findings_view.spread(finding)}, " if finding.saving_ms else ""
-            note = f"; {fmt.shorten(finding.note, 200)}" if finding.note else ""
-            told = f"{range_}{fmt.shorten(finding.confidence, 20)}{note}; advisor explain {finding.rule}"
-            table.add_row("", self._text(told, "dim"))
+            saving = (findings_view.spread(finding), fmt.shorten(findings_view.how_known(finding), 20))
+            parts = (", ".join(filter(None, saving)), finding.note, f"advisor explain {finding.rule}")
+            table.add_row("", self._text("; ".join(fmt.shorten(part, 200) for part in parts if part), "dim"))
         rest = len(found) - TOP_FINDINGS
         if rest > 0:
             table.add_row("", self._text(f"and {rest} more in the report", "dim"))

@@ -141,13 +141,13 @@ def test_what_was_made_together_is_told_as_it_was() -> None:
     report.findings = [saves("a.a", 8.0), saves("b.b", 6.0), saves("c.c", 4.0)]
     # GIVEN the first two of three, the third adding nothing THEN that is said
     report.together = common("a.a", "b.b")
-    assert made(report) == ("the first 2 made together", "c.c would add nothing to that")
+    assert made(report) == ("the first 2 made together", "on top of that, c.c would add nothing")
     # AND where one in the middle adds nothing, these are not "the first"
     report.together.rules = ["a.a", "c.c"]
-    assert made(report) == ("2 of these made together", "b.b would add nothing to that")
+    assert made(report) == ("2 of these made together", "on top of that, b.b would add nothing")
     # AND where one does it all, that is told too
     report.together.rules = ["a.a"]
-    assert made(report) == ("the first alone", "b.b and c.c would add nothing to that")
+    assert made(report) == ("the first alone", "on top of that, b.b and c.c would add nothing")
     # AND what comes after as many as are ever made together was not tried
     report.findings += [saves(f"e.{place}", 1.0) for place in range(3)]
     report.together.rules = ["a.a", "b.b", "c.c", "e.0", "e.1"]
@@ -185,6 +185,21 @@ def test_what_likely_saves_nothing_comes_last_and_folded() -> None:
             < shown.index("1 more, likely without a saving")
             < shown.index("b.nothing")
         )
+
+
+def test_what_would_only_repeat_or_say_nothing_is_left_out() -> None:
+    report = reports.rich()
+    # GIVEN a change that is the same without Lightning, and a remark without a saving
+    same = saves("a.a", 8.0)
+    same.confidence, same.fix, same.fix_torch = "modelled", "model.compile()", "model.compile()"
+    remark = model.Finding(rule="b.b", title="b.b", confidence="heuristic")
+    report.findings = [same, remark]
+    out = io.StringIO()
+    terminal.render(report, Console(file=out, width=120))
+    for shown in (out.getvalue(), html.render(report), markdown.render(report)):
+        assert "Without Lightning" not in shown
+        # THEN it is not told how a saving is known that is not told
+        assert "heuristic" not in shown
 
 
 def test_findings_of_a_rank_that_waits_for_another_say_so() -> None:
