@@ -52,7 +52,8 @@ def _saving(found: Outcome, replay: Replay) -> Saving:
     return Saving(
         low_ns=before - found.longest_ns - found.noise_ns,
         likely_ns=before - found.likely_ns,
-        high_ns=before - found.shortest_ns + found.noise_ns,
+        # No noise makes a step shorter than nothing.
+        high_ns=min(before - found.shortest_ns + found.noise_ns, before),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
@@ -29,6 +30,8 @@ from advisor.trace.names import coded, named
 from advisor.trace.nesting import nearest
 from advisor.trace.phases import PHASES
 
+#: Parameters of one shape that a model has at most; a block that tells of more is wrong.
+_MOST_ALIKE = 1_000_000
 #: What numbers a call, and differs where nothing else does.
 _NUMBER = re.compile(
     rb'"(?:Ev Idx|External id|Sequence number|Record function id|Fwd thread id)"\s*:\s*-?\d+'
@@ -115,13 +118,13 @@ class Loop:
     @property
     def peak_memory_bytes(self) -> float | None:
         """High-water mark of the allocator, in the window or else before it; None where not recorded."""
-        found = (self.setting("peak_memory_bytes", part) for part in ("in_window", "before"))
-        return next((peak for peak in found if isinstance(peak, (int, float)) and peak), None)
+        found = (_amount(self.setting("peak_memory_bytes", part)) for part in ("in_window", "before"))
+        return next((peak for peak in found if peak), None)
 
     @property
     def memory_bytes(self) -> float | None:
         """Memory of the device, as the capture saw it, or else of its kind; None where not known."""
-        return self.setting("device", "total_memory_bytes") or self.device.memory_bytes
+        return _amount(self.setting("device", "total_memory_bytes")) or self.device.memory_bytes
 
     @cached_property
     def first_kernel_ns(self) -> np.ndarray:
@@ -135,12 +138,8 @@ class Loop:
     def trained(self) -> list[Tensor]:
         """Parameters that the optimizers step; empty where neither the capture nor autograd tells them."""
         listed = self.setting("parameters")
-        if isinstance(listed, list) and listed:
-            return [
-                Tensor(tuple(entry["shape"]), entry["dtype"])
-                for entry in listed
-                for _ in range(entry.get("count", 1))
-            ]
+        if isinstance(listed, list) and (known := [tensor for entry in listed for tensor in _listed(entry)]):
+            return known
         ops = self.timeline.trace.ops
         accumulating = self.ops_named(r"^(?:struct )?torch::autograd::AccumulateGrad$")
         steady = accumulating & self.host.in_steady_step(ops.ts_ns)
@@ -247,3 +246,21 @@ class Loop:
         """Raise `NotApplicable` unless something holds."""
         if not holds:
             raise NotApplicable(why)
+
+
+def _amount(value: object) -> float | None:
+    """A figure of the context block; None for what is none."""
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return float(value) if number and 0 < value < math.inf else None  # type: ignore[arg-type, operator]
+
+
+def _listed(entry: object) -> list[Tensor]:
+    """The parameters that an entry of the context block stands for; none for what is no such entry."""
+    if not isinstance(entry, Mapping):
+        return []
+    shape, dtype, count = entry.get("shape"), entry.get("dtype"), entry.get("count", 1)
+    if not isinstance(shape, list) or not all(type(size) is int and size >= 0 for size in shape):
+        return []
+    if not isinstance(dtype, str) or type(count) is not int:
+        return []
+    return [Tensor(tuple(shape), dtype)] * min(count, _MOST_ALIKE)

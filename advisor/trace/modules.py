@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import numpy as np
@@ -26,9 +26,12 @@ _MAX_THREADS = 64
 _MAX_LEVELS = 64
 
 
+_Int64 = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
+
+
 class _Sequence(msgspec.Struct, gc=False):
-    number: int = msgspec.field(default=-1, name="Sequence number")
-    forward_thread: int = msgspec.field(default=0, name="Fwd thread id")
+    number: _Int64 = msgspec.field(default=-1, name="Sequence number")
+    forward_thread: _Int64 = msgspec.field(default=0, name="Fwd thread id")
 
 
 _SEQUENCE = msgspec.json.Decoder(_Sequence)

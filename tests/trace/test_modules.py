@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 
+import pytest
+
 from tests.trace.builder import BACKWARD, MAIN, Builder
 
 FORWARD = 1
@@ -112,11 +114,12 @@ def test_backward_without_a_sequence_number_has_no_module() -> None:
     assert modules_of(builder) == {"fa": "a", "acc": None, "unknown": None}
 
 
-def test_arguments_of_an_unexpected_type_cost_the_module_and_nothing_else() -> None:
+@pytest.mark.parametrize("number", ["ten", 2**63, -(2**64)])
+def test_arguments_of_an_unexpected_type_cost_the_module_and_nothing_else(number: object) -> None:
     builder = forward(Builder(), "a", 0, sequence=10, kernel="fa")
-    builder.on(BACKWARD).op("MmBackward0", 100, 20, **{"Sequence number": "ten"}).launch(
-        "b", 105, at=900, dur=1
-    )
+    builder.on(BACKWARD)
+    builder.op("autograd::engine::evaluate_function: MmBackward0", 100, 20, **{"Sequence number": number})
+    builder.launch("b", 105, at=900, dur=1)
     assert modules_of(builder) == {"fa": "a", "b": None}
 
 

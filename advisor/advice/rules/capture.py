@@ -65,7 +65,7 @@ def steps(loop: Loop) -> Iterator[Finding]:
     """
     loop.require(loop.timeline.steps.source == "profiler", "the trace marks no steps")
     times = loop.analysis.step_times_ns.astype(float)
-    spread = float(times.std() / times.mean()) if len(times) > 1 else 0.0
+    spread = float(times.std() / max(times.mean(), 1.0)) if len(times) > 1 else 0.0
     if loop.steps >= _FEW_STEPS and spread < _SPREAD:
         return
     wanted = 3 if spread < _SPREAD else 10

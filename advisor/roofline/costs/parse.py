@@ -90,7 +90,8 @@ def _parse_argument(shape: object, kind: object, strides: object) -> Arg:
             if sizes is not None
         )
     sizes = _parse_sizes(shape)
-    if sizes is None or kind in _NOT_A_TENSOR or (kind is None and not sizes):
+    named = isinstance(kind, str)
+    if sizes is None or (named and kind in _NOT_A_TENSOR) or (not named and not sizes):
         return None
     return Tensor(sizes, parse_dtype(kind), _parse_strides(strides, sizes))
 

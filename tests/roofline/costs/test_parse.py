@@ -63,3 +63,8 @@ def test_strides_that_do_not_fit_the_sizes_are_not_known():
     assert fits.strides == (3, 1)
     assert short.strides is None
     assert long.strides is None
+
+
+@pytest.mark.parametrize("kind", [["float"], {"of": "float"}, 3])
+def test_a_type_that_is_no_text_is_an_unknown_one(kind):
+    assert parse_inputs([[2, 3], []], [kind, kind])[0] == (Tensor((2, 3), "unknown"), None)
