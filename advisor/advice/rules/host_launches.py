@@ -21,7 +21,7 @@ from advisor.trace.names import named
 from advisor.trace.nesting import Nesting
 
 #: With less idle time than this the device is the limit. Without the un-profiled step time, the profiler's
-#: own cost (1.5 to 2 times the host time) looks like idle time.
+#: own cost (2 to 3 times the host time) looks like idle time.
 _IDLE, _IDLE_AS_PROFILED = 0.12, 0.35
 #: Host time of a compiled region that replays its graph: guards, copies into static inputs, autograd's part.
 _REPLAY_NS = Estimate(1_200_000.0, 400_000.0, 150_000.0)
@@ -52,7 +52,7 @@ def launch_bound(loop: Loop) -> Iterator[Finding]:
     backward as one graph each, with 0.15 to 1.2 ms of host time left for either, the optimizer as it is.
 
     Silent where the device is busy for most of the step outside batch fetches (measured against the step
-    time without the profiler: the profiler makes the host 1.5 to 2 times slower), where the step would not be
+    time without the profiler: the profiler makes the host 2 to 3 times slower), where the step would not be
     shorter if the host were faster, where a few long pieces of host work take its time, or where kernels come
     from graphs already.
     """

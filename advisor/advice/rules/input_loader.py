@@ -147,7 +147,7 @@ def _bursts(loop: Loop) -> Finding:
 def _unwatched(loop: Loop) -> HostTime:
     """What is not known of the host's work outside the fetches.
 
-    The profiler makes launching 1.5 to 2 times slower and a loader's own work hardly, and of an input-bound
+    The profiler makes launching 2 to 3 times slower and a loader's own work hardly, and of an input-bound
     step only the sum without it is known: the rest may be shorter. Beside workers, which take cores and
     caches, it may be longer: a V100's host took 1.24 times as long for a launch beside four of them.
     """
