@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from advisor.advice.loop import Loop
 
 #: Begins each region that `torch.utils.checkpoint` keeps no activations of, right after it has noted the
-#: state of the random generators and of autocast.
-_ENTRY = "_NoopSaveInputs"
+#: state of the random generators and of autocast; the reentrant kind lies around the region and notes inside.
+_ENTRY, _AROUND = "_NoopSaveInputs", "CheckpointFunction"
 
 
 def recomputed_ops(loop: Loop) -> np.ndarray:
@@ -80,6 +80,10 @@ def _recomputes(loop: Loop, again: np.ndarray) -> Iterator[tuple[int, int, int]]
 def _entries(loop: Loop) -> Iterator[tuple[int, int, int]]:
     """(start, end, operator) of what precedes each checkpointed region in the forward."""
     ops, parent, names = loop.timeline.trace.ops, loop.timeline.op_parent, loop.timeline.trace.names
+    for op in np.flatnonzero(loop.ops_named(rf"^{_AROUND}$")).tolist():
+        inside = np.flatnonzero(parent == op)
+        if len(inside):
+            yield int(ops.ts_ns[op]), int(ops.ts_ns[inside].min()), op
     entries = np.flatnonzero(loop.ops_named(rf"^{_ENTRY}$"))
     for around, track in {(int(parent[op]), int(ops.track[op])) for op in entries.tolist()}:
         beside = np.flatnonzero((parent == around) & (ops.track == track))

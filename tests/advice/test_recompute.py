@@ -54,6 +54,26 @@ def test_a_region_begins_after_the_operator_before_it():
     assert stretches(script) == [(110, 170)]
 
 
+def test_a_reentrant_region_notes_its_state_before_its_first_operator():
+    def script(step: Step) -> None:
+        step.op("CheckpointFunction", 100, 100)
+        step.run("aten::mm", 140, on_device=0, dur=5)
+        step.run("aten::mm", 160, on_device=0, dur=5)
+
+    assert stretches(script) == [(100, 140)]
+
+
+def test_a_reentrant_recompute_ends_where_its_own_backward_begins():
+    def script(step: Step) -> None:
+        step.op("autograd::engine::evaluate_function: CheckpointFunctionBackward", 300, 200)
+        step.op("CheckpointFunctionBackward", 305, 190).op("aten::detach", 310, 2)
+        step.run("aten::mm", 340, on_device=0, dur=5, sequence=7)
+        step.op("autograd::engine::evaluate_function: MmBackward0", 380, 40)
+        step.run("aten::mm", 385, on_device=0, dur=5)
+
+    assert stretches(script) == [(305, 380)]
+
+
 def test_a_plain_backward_has_neither():
     def script(step: Step) -> None:
         step.op(NODE, 300, 200).op("MulBackward0", 305, 190)
