@@ -25,6 +25,8 @@ from advisor.report.names import short_name
 
 #: Kernel groups listed; the page and the JSON have them all.
 TOP_KERNELS = 15
+#: Lines of evidence listed for a finding; the JSON has them all.
+TOP_EVIDENCE = 5
 _SPECIAL = re.compile(r"([\\`*_{}\[\]()#+!|~$])")
 _PLAIN_CODE = re.compile(r"[^`|\\<&]+")
 _ENTITY = re.compile(r"[^\w .:,/()=-]")
@@ -123,8 +125,11 @@ def _finding(finding: Finding) -> Iterator[str]:
     if finding.note:
         yield prose(finding.note)
         yield ""
-    for line in finding.evidence[:5]:
+    for line in finding.evidence[:TOP_EVIDENCE]:
         yield f"- {prose(line)}"
+    rest = len(finding.evidence) - TOP_EVIDENCE
+    if rest > 0:
+        yield f"- and {rest} more in the JSON report"
     if finding.fix:
         yield ""
         yield from _fenced(finding.fix)

@@ -202,6 +202,13 @@ def test_what_would_only_repeat_or_say_nothing_is_left_out() -> None:
         assert "heuristic" not in shown
 
 
+def test_evidence_that_is_cut_says_so() -> None:
+    report = reports.rich()
+    report.findings[0].evidence = [f"line {number}" for number in range(12)]
+    assert "and 7 more in the JSON report" in markdown.render(report)
+    assert "and 4 more in the JSON report" in html.render(report)
+
+
 def test_findings_of_a_rank_that_waits_for_another_say_so() -> None:
     report = reports.rich()
     for rank, waiting_ms in zip(report.ranks, (9.0, 0.0), strict=True):
