@@ -7,9 +7,20 @@ from torch import Tensor
 
 from ._device import sm_count
 from ._launch import LaunchTable, Row, cdiv, next_power_of_2
+from ._math import widened
 from ._norm_wide import backward_wide, forward_wide, weight_partials_wide
 from ._random import keep_8, keep_scale, keep_threshold
-from ._rows import as_rows, fitting_stages, input_gradient, moments, sum_partials, tile_mask
+from ._rows import (
+    as_rows,
+    fitting_stages,
+    input_gradient,
+    load_tile,
+    load_vector,
+    moments,
+    store_tile,
+    sum_partials,
+    tile_mask,
+)
 from ._triton import tl, triton
 
 #: Columns beyond which rows are walked in blocks.
@@ -89,14 +100,14 @@ def _norm_forward_kernel(
     cols = tl.arange(0, BLOCK)
     mask = tile_mask(rows, cols, n_rows, n_cols, FULL)
     row = rows.to(tl.int64)[:, None]
-    z = tl.load(x_ptr + row * x_stride + cols[None, :], mask=mask, other=0.0).to(tl.float32)
+    z = widened(load_tile(x_ptr + row * x_stride + cols[None, :], mask, ROWS, FULL))
     if residual_ptr is not None:
-        residual = tl.load(residual_ptr + row * residual_stride + cols[None, :], mask=mask, other=0.0)
+        residual = load_tile(residual_ptr + row * residual_stride + cols[None, :], mask, ROWS, FULL)
         if seed_ptr is not None:
             z = tl.where(keep_tile(seed_ptr, rows, n_cols, THRESHOLD, ROWS, BLOCK), z * scale, 0.0)
         # The norm is of the sum as it is stored, which is what the backward will see.
-        total = (z + residual.to(tl.float32)).to(sum_ptr.dtype.element_ty)
-        tl.store(sum_ptr + row * n_cols + cols[None, :], total, mask=mask)
+        total = (z + widened(residual)).to(sum_ptr.dtype.element_ty)
+        store_tile(sum_ptr + row * n_cols + cols[None, :], total, mask, ROWS, FULL)
         z = total.to(tl.float32)
     mean, rstd = moments(z, cols, n_cols, eps, IS_RMS, FULL)
     if not IS_RMS:
@@ -107,10 +118,10 @@ def _norm_forward_kernel(
     if ROUND:
         y = y.to(x_ptr.dtype.element_ty).to(tl.float32)
     if w_ptr is not None:
-        y *= (tl.load(w_ptr + cols, mask=cols < n_cols, other=0.0).to(tl.float32) + offset)[None, :]
+        y *= widened(load_vector(w_ptr, cols, n_cols, FULL)) + offset
     if b_ptr is not None:
-        y += tl.load(b_ptr + cols, mask=cols < n_cols, other=0.0).to(tl.float32)[None, :]
-    tl.store(y_ptr + row * n_cols + cols[None, :], y, mask=mask)
+        y += widened(load_vector(b_ptr, cols, n_cols, FULL))
+    store_tile(y_ptr + row * n_cols + cols[None, :], y, mask, ROWS, FULL)
 
 
 @triton.jit
@@ -122,15 +133,15 @@ def _norm_backward_kernel(
 ):  # fmt: skip
     cols = tl.arange(0, BLOCK)
     if w_ptr is not None:
-        w = (tl.load(w_ptr + cols, mask=cols < n_cols, other=0.0).to(tl.float32) + offset)[None, :]
+        w = widened(load_vector(w_ptr, cols, n_cols, FULL)) + offset
     dw = tl.zeros([BLOCK], tl.float32)
     db = tl.zeros([BLOCK], tl.float32)
     for tile in tl.range(tl.program_id(0), tl.cdiv(n_rows, ROWS), tl.num_programs(0), num_stages=STAGES):
         rows = tile * ROWS + tl.arange(0, ROWS)
         row = rows.to(tl.int64)[:, None]
         mask = tile_mask(rows, cols, n_rows, n_cols, FULL)
-        x = tl.load(x_ptr + row * x_stride + cols[None, :], mask=mask, other=0.0).to(tl.float32)
-        dy = tl.load(dy_ptr + row * dy_stride + cols[None, :], mask=mask, other=0.0).to(tl.float32)
+        x = widened(load_tile(x_ptr + row * x_stride + cols[None, :], mask, ROWS, FULL))
+        dy = widened(load_tile(dy_ptr + row * dy_stride + cols[None, :], mask, ROWS, FULL))
         if IS_RMS:
             rstd = tl.load(stats_ptr + rows, mask=rows < n_rows, other=0.0)
             xhat = x * rstd[:, None]
@@ -149,12 +160,12 @@ def _norm_backward_kernel(
             dy = dy * w
         dx = input_gradient(dy, xhat, rstd, n_cols, IS_RMS)
         if dsum_ptr is not None:
-            dx += tl.load(dsum_ptr + row * dsum_stride + cols[None, :], mask=mask, other=0.0).to(tl.float32)
-        tl.store(dx_ptr + row * n_cols + cols[None, :], dx, mask=mask)
+            dx += widened(load_tile(dsum_ptr + row * dsum_stride + cols[None, :], mask, ROWS, FULL))
+        store_tile(dx_ptr + row * n_cols + cols[None, :], dx, mask, ROWS, FULL)
         if dropped_ptr is not None:
             if seed_ptr is not None:
                 dx = tl.where(keep_tile(seed_ptr, rows, n_cols, THRESHOLD, ROWS, BLOCK), dx * scale, 0.0)
-            tl.store(dropped_ptr + row * n_cols + cols[None, :], dx, mask=mask)
+            store_tile(dropped_ptr + row * n_cols + cols[None, :], dx, mask, ROWS, FULL)
     partial_ptr += tl.program_id(0).to(tl.int64) * PARTS * n_cols
     if PARTS > 0:
         tl.store(partial_ptr + cols, dw, mask=cols < n_cols)

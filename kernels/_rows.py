@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ._device import shared_bytes
 from ._launch import LaunchTable, cdiv
+from ._math import both_sums
 from ._triton import tl, triton
 
 #: Size: columns.
@@ -28,6 +29,28 @@ def tile_mask(rows, cols, n_rows, n_cols, FULL: tl.constexpr):
     if not FULL:
         mask = mask & (cols < n_cols)[None, :]
     return mask
+
+
+@triton.jit
+def load_tile(ptrs, mask, ROWS: tl.constexpr, FULL: tl.constexpr):
+    """A tile as it is stored, 0 where nothing exists. A whole row needs no mask, nor zeros to begin with."""
+    return tl.load(ptrs) if FULL and ROWS == 1 else tl.load(ptrs, mask=mask, other=0.0)
+
+
+@triton.jit
+def store_tile(ptrs, x, mask, ROWS: tl.constexpr, FULL: tl.constexpr):
+    """What `load_tile` reads."""
+    if FULL and ROWS == 1:
+        tl.store(ptrs, x)
+    else:
+        tl.store(ptrs, x, mask=mask)
+
+
+@triton.jit
+def load_vector(ptr, cols, n_cols, FULL: tl.constexpr):
+    """A vector of weights as it is stored, for a row."""
+    x = tl.load(ptr + cols) if FULL else tl.load(ptr + cols, mask=cols < n_cols, other=0.0)
+    return x[None, :]
 
 
 @triton.jit
@@ -52,10 +75,11 @@ def moments(z, cols, n_cols, eps, IS_RMS: tl.constexpr, FULL: tl.constexpr):
 @triton.jit
 def input_gradient(g, xhat, rstd, n_cols, IS_RMS: tl.constexpr):
     """rstd (g - xhat mean(g xhat) - mean(g)), without the last term for RMS; g is 0 beyond the columns."""
-    along = tl.sum(g * xhat, axis=1) / n_cols
-    dx = g - xhat * along[:, None]
-    if not IS_RMS:
-        dx -= (tl.sum(g, axis=1) / n_cols)[:, None]
+    if IS_RMS:
+        dx = g - xhat * (tl.sum(g * xhat, axis=1) / n_cols)[:, None]
+    else:
+        along, level = both_sums(g * xhat, g)
+        dx = g - xhat * (along / n_cols)[:, None] - (level / n_cols)[:, None]
     return dx * rstd[:, None]
 
 

@@ -6,9 +6,9 @@ With u = x + b, z = f(u), m = mean(z), r = 1 / sqrt(mean((z - m)^2) + eps) over 
     g = dy w                     dz = r (g - h mean(g h) - mean(g))
     dx = dz f'(u)                db = sum of dx        dw = sum of dy h        dc = sum of dy, over rows
 
-Eager PyTorch reads 3 and writes 3 tensors forward where 1 and 1 must be, and rounds u and z on the way, which
-this does not. x, m and r are saved; u, z and h are computed again, at no traffic. Compulsory bytes an
-element: read 1, write 1 forward; read 2, write 1 backward.
+Eager PyTorch reads 3 and writes 3 tensors forward where 1 and 1 must be, and rounds u and z on the way; this
+rounds u alone, and only where x and b have the same dtype of 16 bits. x, m and r are saved; u, z and h are
+computed again, at no traffic. Compulsory bytes an element: read 1, write 1 forward; read 2, write 1 backward.
 
 The kernels are built as those of `norm`, with three sums over rows instead of two. Rows of more than
 `MAX_BLOCK` columns, where three sums no longer fit into registers, are done in two steps, activation and
@@ -25,9 +25,19 @@ from . import norm
 from ._device import refuse, sm_count
 from ._family import Family
 from ._launch import LaunchTable, cdiv, next_power_of_2
-from ._math import ACTIVATIONS, activation, activation_gradient
+from ._math import ACTIVATIONS, activation, activation_gradient, sum_as_eager, widened
 from ._ops import operator
-from ._rows import as_rows, fitting_stages, input_gradient, moments, sum_partials, tile_mask
+from ._rows import (
+    as_rows,
+    fitting_stages,
+    input_gradient,
+    load_tile,
+    load_vector,
+    moments,
+    store_tile,
+    sum_partials,
+    tile_mask,
+)
 from ._triton import tl, triton
 from .activations import bias_activation
 from .norm import follows_autocast, layer_norm
@@ -79,46 +89,41 @@ BACKWARD = LaunchTable(
 
 
 @triton.jit
-def _row(ptr, cols, n_cols):
-    return tl.load(ptr + cols, mask=cols < n_cols, other=0.0).to(tl.float32)[None, :]
-
-
-@triton.jit
 def _bias_act_norm_forward_kernel(
     x_ptr, bias_ptr, w_ptr, c_ptr, y_ptr, stats_ptr, x_stride, n_rows, n_cols, eps,
-    ACT: tl.constexpr, FULL: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    ACT: tl.constexpr, ROUGH: tl.constexpr, FULL: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     cols = tl.arange(0, BLOCK)
     mask = tile_mask(rows, cols, n_rows, n_cols, FULL)
     row = rows.to(tl.int64)[:, None]
-    z = tl.load(x_ptr + row * x_stride + cols[None, :], mask=mask, other=0.0).to(tl.float32)
-    if bias_ptr is not None:
-        z += _row(bias_ptr, cols, n_cols)
+    x = load_tile(x_ptr + row * x_stride + cols[None, :], mask, ROWS, FULL)
+    u = widened(x) if bias_ptr is None else sum_as_eager(x, load_vector(bias_ptr, cols, n_cols, FULL))
     # Every activation maps 0 to 0, so that z is 0 beyond the columns.
-    z = activation(z, ACT)
+    z = activation(u, ACT, ROUGH)
     mean, rstd = moments(z, cols, n_cols, eps, False, FULL)
     tl.store(stats_ptr + rows, mean, mask=rows < n_rows)
     tl.store(stats_ptr + n_rows + rows, rstd, mask=rows < n_rows)
     y = (z - mean[:, None]) * rstd[:, None]
     if w_ptr is not None:
-        y *= _row(w_ptr, cols, n_cols)
+        y *= widened(load_vector(w_ptr, cols, n_cols, FULL))
     if c_ptr is not None:
-        y += _row(c_ptr, cols, n_cols)
-    tl.store(y_ptr + row * n_cols + cols[None, :], y, mask=mask)
+        y += widened(load_vector(c_ptr, cols, n_cols, FULL))
+    store_tile(y_ptr + row * n_cols + cols[None, :], y, mask, ROWS, FULL)
 
 
 @triton.jit
 def _bias_act_norm_backward_kernel(
     dy_ptr, x_ptr, bias_ptr, w_ptr, stats_ptr, dx_ptr, partial_ptr, dy_stride, x_stride, n_rows, n_cols,
-    ACT: tl.constexpr, PARTS: tl.constexpr, FULL: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
-    STAGES: tl.constexpr,
+    ACT: tl.constexpr, ROUGH: tl.constexpr, PARTS: tl.constexpr, FULL: tl.constexpr, ROWS: tl.constexpr,
+    BLOCK: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
+    EXACT: tl.constexpr = dx_ptr.dtype.element_ty == tl.float32
     cols = tl.arange(0, BLOCK)
     if bias_ptr is not None:
-        bias = _row(bias_ptr, cols, n_cols)
+        bias = load_vector(bias_ptr, cols, n_cols, FULL)
     if w_ptr is not None:
-        w = _row(w_ptr, cols, n_cols)
+        w = widened(load_vector(w_ptr, cols, n_cols, FULL))
     dbias = tl.zeros([BLOCK], tl.float32)
     dw = tl.zeros([BLOCK], tl.float32)
     dc = tl.zeros([BLOCK], tl.float32)
@@ -126,24 +131,22 @@ def _bias_act_norm_backward_kernel(
         rows = tile * ROWS + tl.arange(0, ROWS)
         row = rows.to(tl.int64)[:, None]
         mask = tile_mask(rows, cols, n_rows, n_cols, FULL)
-        u = tl.load(x_ptr + row * x_stride + cols[None, :], mask=mask, other=0.0).to(tl.float32)
-        dy = tl.load(dy_ptr + row * dy_stride + cols[None, :], mask=mask, other=0.0).to(tl.float32)
+        x = load_tile(x_ptr + row * x_stride + cols[None, :], mask, ROWS, FULL)
+        dy = widened(load_tile(dy_ptr + row * dy_stride + cols[None, :], mask, ROWS, FULL))
         mean = tl.load(stats_ptr + rows, mask=rows < n_rows, other=0.0)
         rstd = tl.load(stats_ptr + n_rows + rows, mask=rows < n_rows, other=0.0)
-        if bias_ptr is not None:
-            u += bias
-        xhat = (activation(u, ACT) - mean[:, None]) * rstd[:, None]
+        u = widened(x) if bias_ptr is None else sum_as_eager(x, bias)
+        xhat = (activation(u, ACT, ROUGH) - mean[:, None]) * rstd[:, None]
         if PARTS > 1:
             dw += tl.sum(dy * xhat, axis=0)
             dc += tl.sum(dy, axis=0)
         if w_ptr is not None:
             dy = dy * w
-        dx = input_gradient(dy, xhat, rstd, n_cols, False)
-        dx *= activation_gradient(u, ACT, dx_ptr.dtype.element_ty == tl.float32)
+        dx = input_gradient(dy, xhat, rstd, n_cols, False) * activation_gradient(u, ACT, EXACT, ROUGH)
         if PARTS == 1 or PARTS == 3:
             # Masked rows have rstd 0; masked columns are not stored.
             dbias += tl.sum(dx, axis=0)
-        tl.store(dx_ptr + row * n_cols + cols[None, :], dx, mask=mask)
+        store_tile(dx_ptr + row * n_cols + cols[None, :], dx, mask, ROWS, FULL)
     partial_ptr += tl.program_id(0).to(tl.int64) * PARTS * n_cols + cols
     if PARTS > 1:
         tl.store(partial_ptr, dw, mask=cols < n_cols)
@@ -191,6 +194,11 @@ def _dtypes(
     return [torch.float32 if t is None else t.dtype for t in wanted]
 
 
+def _rough(x: Tensor, bias: Tensor | None) -> bool:
+    """Whether eager PyTorch's activation would be rounded to bfloat16."""
+    return x.dtype == torch.bfloat16 and (bias is None or bias.dtype == torch.bfloat16)
+
+
 def _backward_fake(
     dy: Tensor, x: Tensor, bias: Tensor | None, weight: Tensor | None, shift: Tensor | None, stats: Tensor,
     name: str, parts: int,
@@ -219,7 +227,7 @@ def _bias_act_norm_backward(
     partial = torch.empty(programs, parts, n_cols, dtype=torch.float32, device=x.device)
     _bias_act_norm_backward_kernel[(programs,)](
         drows, rows, bias, weight, stats, dx, partial, drows.stride(0), rows.stride(0), rows.shape[0], n_cols,
-        ACT=name, PARTS=parts, FULL=block == n_cols, BLOCK=block, **params,
+        ACT=name, ROUGH=_rough(x, bias), PARTS=parts, FULL=block == n_cols, BLOCK=block, **params,
     )  # fmt: skip
     return [dx, *(sum_partials(partial, dtypes) if parts else [])]
 
@@ -239,7 +247,7 @@ def _bias_act_norm(
     params = FORWARD.pick(block, x.device)
     _bias_act_norm_forward_kernel[(cdiv(n_rows, params["ROWS"]),)](
         rows, bias, weight, shift, y, stats, rows.stride(0), n_rows, n_cols, eps,
-        ACT=name, FULL=block == n_cols, BLOCK=block, **params,
+        ACT=name, ROUGH=_rough(x, bias), FULL=block == n_cols, BLOCK=block, **params,
     )  # fmt: skip
     return y, stats
 

@@ -10,15 +10,17 @@ from tests.kernels.checks import assert_as_accurate
 
 
 @triton.jit
-def apply(x_ptr, y_ptr, NAME: tl.constexpr, SLOPE: tl.constexpr, BLOCK: tl.constexpr):
+def apply(
+    x_ptr, y_ptr, NAME: tl.constexpr, SLOPE: tl.constexpr, BLOCK: tl.constexpr, ROUGH: tl.constexpr = False
+):  # fmt: skip
     at = tl.arange(0, BLOCK)
     x = tl.load(x_ptr + at)
     if SLOPE:
-        y = activation_gradient(x, NAME, True)
+        y = activation_gradient(x, NAME, not ROUGH, ROUGH)
     elif NAME == "tanh":
         y = tanh(x)
     else:
-        y = activation(x, NAME)
+        y = activation(x, NAME, ROUGH)
     tl.store(y_ptr + at, y)
 
 
@@ -57,3 +59,15 @@ def check_slopes(name: str, device: torch.device) -> None:
     (eager,) = torch.autograd.grad(_torch_activation(name, rough).sum(), rough)
     (truth,) = torch.autograd.grad(_torch_activation(name, exact).sum(), exact)
     assert_as_accurate(y, eager, truth, factor=3)
+
+
+def check_rough(name: str, device: torch.device) -> None:
+    """Both, for results in bfloat16, are as near once rounded as torch's in bfloat16."""
+    x = _points(device).bfloat16()
+    rough, exact = x.clone().requires_grad_(), x.double().requires_grad_()
+    eager, truth = _torch_activation(name, rough), _torch_activation(name, exact)
+    slopes = [torch.autograd.grad(y.sum(), of)[0] for y, of in ((eager, rough), (truth, exact))]
+    for slope, theirs, true in ((False, eager, truth), (True, *slopes)):
+        y = torch.empty(x.shape, device=device)
+        apply[(1,)](x.float(), y, name, slope, x.numel(), True)
+        assert_as_accurate(y.bfloat16(), theirs.detach(), true.detach(), factor=3 if slope else 2)

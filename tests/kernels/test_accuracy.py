@@ -9,7 +9,7 @@ from advisor.kernels._math import ACTIVATIONS
 from torch import Tensor
 
 from tests.kernels import hardware
-from tests.kernels.activation_checks import check_slopes, check_values
+from tests.kernels.activation_checks import apply, check_rough, check_slopes, check_values
 from tests.kernels.checks import check
 
 CPU = torch.device("cpu")
@@ -33,6 +33,20 @@ def test_an_activation_is_as_exact_as_torchs(seed, name):
 def test_the_gradient_of_an_activation_is_as_exact_as_torchs(seed, name):
     # GIVEN points where one less a sigmoid cancels, to be multiplied by as much as 400
     check_slopes(name, CPU)
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_a_rough_activation_is_as_exact_in_bfloat16_as_torchs(seed, name):
+    check_rough(name, CPU)
+
+
+def test_a_rough_gelu_keeps_its_relative_accuracy_down_the_tail():
+    # GIVEN what a norm after it would blow up
+    x = torch.linspace(-5.5, 5.5, 1024)
+    y = torch.empty_like(x)
+    apply[(1,)](x, y, "gelu", False, x.numel(), True)
+    truth = x.double() * torch.special.ndtr(x.double())
+    assert ((y - truth) / truth).abs().max() < 2**-9
 
 
 class _CudasSoftmax(torch.autograd.Function):

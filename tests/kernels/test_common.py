@@ -13,7 +13,7 @@ from advisor.kernels._random import draw_seed, keep_8, keep_threshold
 from advisor.kernels._triton import tl, triton
 from torch import Tensor
 
-from tests.kernels.activation_checks import apply, check_slopes, check_values
+from tests.kernels.activation_checks import apply, check_rough, check_slopes, check_values
 from tests.kernels.checks import check
 
 CPU = torch.device("cpu")
@@ -37,6 +37,12 @@ def test_an_activation_is_as_near_to_the_truth_as_torchs(device, name):
 @pytest.mark.parametrize("name", ACTIVATIONS)
 def test_the_gradient_of_an_activation_is_as_near_to_the_truth_as_torchs(device, name):
     check_slopes(name, device)
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_a_rough_activation_is_as_near_to_the_truth_as_torchs_in_bfloat16(device, name):
+    check_rough(name, device)
 
 
 def test_tanh_keeps_its_relative_accuracy_near_zero(device):
