@@ -19,6 +19,10 @@ from advisor.report.noise import (
     noise_fraction,
 )
 
+#: With less of all work than this in what occurs on both sides, the two are hardly runs of one program.
+_IN_COMMON = 0.1
+#: Above this noise, the steps are what to look at first.
+_LOUD = 0.2
 #: Modules tell places apart where both sides have them for this share of the kernels' time.
 _KNOWN_MODULES = 0.5
 
@@ -126,6 +130,7 @@ def compare(before: Report, after: Report, *, noise_floor: float | None = None) 
     if change is not None:
         noise = noise_fraction([one.step_error_fraction, other.step_error_fraction], floor)
     outcome = _outcome(change, noise, floor)
+    kernels = _kernels(before, after, _kernel_noise(before, after, noise, floor))
     return Comparison(
         verdict=_verdict(outcome, one, other, change, noise, floor),
         outcome=outcome,
@@ -136,8 +141,12 @@ def compare(before: Report, after: Report, *, noise_floor: float | None = None) 
         noise_fraction=noise,
         figures=[_figure(before, after, *one) for one in _FIGURES],
         breakdown=_breakdown(before, after),
-        kernels=_kernels(before, after, _kernel_noise(before, after, noise, floor)),
-        remarks=[*_remarks(before, after, basis), *_noise_remarks(before, after, basis, noise, noise_floor)],
+        kernels=kernels,
+        remarks=[
+            *_remarks(before, after, basis),
+            *_likeness_remarks(kernels),
+            *_noise_remarks(before, after, basis, noise, noise_floor),
+        ],
     )
 
 
@@ -310,9 +319,23 @@ def _remarks(before: Report, after: Report, basis: str) -> list[str]:
     return found
 
 
+def _likeness_remarks(kernels: Sequence[KernelChange]) -> list[str]:
+    whole = sum(kernel.before_ms + kernel.after_ms for kernel in kernels)
+    both = sum(
+        kernel.before_ms + kernel.after_ms for kernel in kernels if kernel.before_calls and kernel.after_calls
+    )
+    if not whole or both >= _IN_COMMON * whole:
+        return []
+    return ["hardly any work occurs on both sides: see that they are runs of one program"]
+
+
 def _noise_remarks(
     before: Report, after: Report, basis: str, noise: float | None, given: float | None
 ) -> list[str]:
+    if noise is not None and noise > _LOUD and noise != given:
+        return [
+            "the steps of one run differ too much to tell more: record more of them, or on a quieter machine"
+        ]
     if given is not None or noise != HOST_FLOOR:
         return []
     limited = host_limits(before, basis), host_limits(after, basis)

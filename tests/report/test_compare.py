@@ -142,6 +142,20 @@ def test_what_cannot_be_set_side_by_side_is_remarked_upon() -> None:
     assert "one side only" not in said
 
 
+def test_steps_too_unlike_to_tell_anything_are_remarked_upon() -> None:
+    wild = made([30.0, 60.0, 20.0]), made([30.0, 55.0, 25.0])
+    assert any("quieter machine" in remark for remark in compare(*wild).remarks)
+    assert not any("quieter" in remark for remark in compare(made([30.0] * 5), made([20.0] * 5)).remarks)
+
+
+def test_two_programs_are_told_from_two_runs_of_one() -> None:
+    before, after = made([30.0] * 3), made([20.0] * 3)
+    assert not any("one program" in remark for remark in compare(before, after).remarks)
+    for kernel in after.kernels:
+        kernel.op = f"other::{kernel.op}"
+    assert any("one program" in remark for remark in compare(before, after).remarks)
+
+
 def test_the_table_leaves_out_what_is_nothing_and_says_what_it_cuts() -> None:
     before, after = made([30.0] * 3), made([30.0] * 3)
     for kernel in before.kernels + after.kernels:
