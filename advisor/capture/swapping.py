@@ -212,9 +212,8 @@ class Swapping(Idle):
         if not order.go:
             self._end(order.why)
         elif self._all_well():
-            self._comparison = Comparison(self._engine.toggle, self._device_type, self._cycle, self._cycles)
-            self._until = self._seen + self._comparison.batches
             self.state = State.COMPARING
+            self._begin_comparison()
             self._compare()
 
     def _decision(self, found: list[Any]) -> Order:
@@ -235,8 +234,27 @@ class Swapping(Idle):
             self._engine.follow(order.choices)
         self._engine.apply()
 
+    def _begin_comparison(self) -> None:
+        self._comparison = Comparison(
+            self._engine.toggle,
+            self._device_type,
+            self._cycle,
+            self._cycles,
+            held_bytes=lambda: self._engine.held_bytes,
+        )
+        self._until = self._seen + self._comparison.batches
+
+    def _without_patterns(self, why: str) -> None:
+        """The step's graph was given up: compare anew with what else was swapped, on one device."""
+        if not self._engine.drop_patterns():
+            raise RuntimeError(why)
+        self._sites = [swapping_told.given_up(site, why) for site in self._sites]
+        self._begin_comparison()
+
     def _compare(self) -> None:
         assert self._comparison is not None
+        if self._ranks.alone and not self._fault and (why := self._engine.given_up):
+            self._try(lambda: self._without_patterns(why))
         if not self._fault:
             self._try(self._comparison.step)
         if self._fault and self._ranks.alone:

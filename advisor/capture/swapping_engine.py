@@ -7,23 +7,29 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 
-from advisor.capture.swapping_patterns import PatternFinder, uncovered
+from advisor.capture.swapping_patterns import REWRITTEN, PatternFinder, uncovered
 from advisor.capture.swapping_steps import headroom_bytes
 from advisor.swap.decide import Terms, decide, most_worthwhile_first
 from advisor.swap.examples import CAP_BYTES
 from advisor.swap.find import Finder, Skipped
 from advisor.swap.journal import Journal
 from advisor.swap.rewrite.backend import MEMORY_BYTES
+from advisor.swap.rewrite.record import CudaRecorder
 from advisor.swap.session import Swapper, followed
 from advisor.swap.site import Outcome, Site
 from advisor.swap.table import places
 
 #: Lets swap try on a CPU too, where the bundled kernels do not run; for tests.
 ALLOW_CPU = "ADVISOR_SWAP_ALLOW_CPU"
+#: "0" keeps rewritten steps from being replayed.
+REPLAY = "ADVISOR_SWAP_REPLAY"
+#: Devices whose work can be recorded.
+RECORDABLE = ("cuda",)
 
 
 class _Swapper(Swapper):
@@ -57,6 +63,7 @@ class Engine:
         modules: whether modules may be changed.
         patterns: whether the step's graph may be rewritten.
         inner: the compiler that the user compiles the step with; None where it runs eagerly.
+        replay: whether the rewritten step may be recorded and replayed.
     """
 
     def __init__(
@@ -69,18 +76,31 @@ class Engine:
         modules: bool = True,
         patterns: bool = True,
         inner: Callable[..., Any] | None = None,
+        replay: bool = False,
     ) -> None:
         self._model, self._optimizers, self._kinds = module, optimizers, kinds
         self._allow_memory = allow_memory
         self._modules, self._with_patterns, self._inner = modules, patterns, inner
+        recordable = patterns and inner is None and module.device.type in RECORDABLE
+        self._replay = replay and recordable and os.environ.get(REPLAY) != "0"
         self._watching = contextlib.ExitStack()
         self._swapper: _Swapper | None = None
         self._patterns: PatternFinder | None = None
         self._found: list[Site] = []
         self._outcomes: list[Outcome] = []
         self._journal = Journal()
-        #: What was left alone and why, places of one reason together.
-        self.remarks: list[str] = []
+        self._left: list[str] = []
+
+    @property
+    def remarks(self) -> list[str]:
+        """What was left alone and why, places of one reason together, and how the step is run."""
+        replayed = self._patterns.replayed if self._patterns is not None else ""
+        return [*self._left, *([replayed] if replayed else [])]
+
+    @property
+    def held_bytes(self) -> int:
+        """Device memory that a recorded step holds beside what is allocated."""
+        return self._patterns.held_bytes if self._patterns is not None else 0
 
     def unable(self) -> str:
         """Why nothing can be swapped here; empty if something might."""
@@ -110,7 +130,9 @@ class Engine:
                 return
         free = self._headroom_bytes()
         memory_bytes = MEMORY_BYTES if free is None else min(MEMORY_BYTES, free // 2)
-        self._patterns = PatternFinder(self._model, self._kinds, self._inner, memory_bytes)
+        self._patterns = PatternFinder(
+            self._model, self._kinds, self._inner, memory_bytes, self._recorder() if self._replay else None
+        )
         self._swapper.add(self._patterns)
         self._watching.enter_context(self._patterns.watch())
 
@@ -173,7 +195,7 @@ class Engine:
     def release(self) -> None:
         """Let go of copies of the loop's tensors; what is applied stays."""
         if self._swapper is not None:
-            self.remarks = _grouped(self._swapper.skipped)
+            self._left = _grouped(self._swapper.skipped)
         if self._patterns is not None:
             self._patterns.release()
         for outcome in self._outcomes:
@@ -184,8 +206,19 @@ class Engine:
     def toggle(self, on: bool) -> None:
         """Put what was applied in force, or out of it."""
         self._journal.toggle(on)
-        if self._patterns is not None and self._patterns.failure:
-            raise RuntimeError(self._patterns.failure)
+        if self.given_up:
+            raise RuntimeError(self.given_up)
+
+    @property
+    def given_up(self) -> str:
+        """Why the step's graph, though it was rewritten, runs as it is; empty while it does not."""
+        in_force = self._patterns is not None and REWRITTEN in self._journal.changes
+        return self._patterns.failure if in_force and self._patterns is not None else ""
+
+    def drop_patterns(self) -> bool:
+        """Take back what was replaced in the step's graph; whether anything else is in force."""
+        self._journal.drop(REWRITTEN)
+        return len(self._journal) > 0
 
     def restore(self) -> None:
         """Take everything back; twice does nothing."""
@@ -205,6 +238,13 @@ class Engine:
                 self._patterns.close()
             self._patterns, self._model, self._optimizers = None, None, ()
 
+    def _recorder(self) -> Callable[[], CudaRecorder]:
+        device = self._model.device
+        # What the loop has taken so far, the recorded step may take too.
+        known = device.type == "cuda" and not self._allow_memory
+        limit_bytes = torch.cuda.max_memory_reserved(device) if known else None
+        return partial(CudaRecorder, device, limit_bytes)
+
     def _headroom_bytes(self) -> int | None:
         return headroom_bytes(self._model.device.type)
 
@@ -221,7 +261,9 @@ class Engine:
 
     def _made(self) -> _Swapper:
         terms = Terms(
-            deterministic=torch.are_deterministic_algorithms_enabled(), allow_memory=self._allow_memory
+            deterministic=torch.are_deterministic_algorithms_enabled(),
+            allow_memory=self._allow_memory,
+            host_counts=not self._replay,
         )
         allow_cpu = os.environ.get(ALLOW_CPU) == "1"
         made = _Swapper(self._model, self._optimizers, self._kinds, terms=terms, allow_cpu=allow_cpu)

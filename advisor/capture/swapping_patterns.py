@@ -10,8 +10,12 @@ from typing import Any
 from advisor.swap.find import Skipped
 from advisor.swap.journal import Change
 from advisor.swap.rewrite.backend import MEMORY_BYTES
+from advisor.swap.rewrite.record import Recorder
 from advisor.swap.rewrite.wrap import StepRewrite
 from advisor.swap.site import Outcome, Site
+
+#: The name of the change, for the journal.
+REWRITTEN = "training_step: rewritten"
 
 _MODULE = re.compile(r"\((.*)\)$")
 
@@ -24,6 +28,7 @@ class PatternFinder:
         kinds: of `advisor.swap.site.KINDS`.
         inner: the compiler that the user compiles the step with; None where it runs eagerly.
         memory_bytes: that copies of the step's tensors may take.
+        recorder: makes what records the rewritten step to be replayed; None leaves it unreplayed.
     """
 
     mechanism = "pattern"
@@ -34,8 +39,9 @@ class PatternFinder:
         kinds: Collection[str],
         inner: str | Callable[..., Any] | None = None,
         memory_bytes: int = MEMORY_BYTES,
+        recorder: Callable[[], Recorder] | None = None,
     ) -> None:
-        self._rewrite = StepRewrite(module, inner=inner, memory_bytes=memory_bytes)
+        self._rewrite = StepRewrite(module, inner=inner, memory_bytes=memory_bytes, recorder=recorder)
         self._kinds = kinds
         self._what = type(module).__name__
         self._obstacle = ""
@@ -46,6 +52,21 @@ class PatternFinder:
     def failure(self) -> str:
         """Why the step was given up, in one line; empty while it was not."""
         return self._rewrite.failure
+
+    @property
+    def held_bytes(self) -> int:
+        """Of the device's memory, what the recorded step holds."""
+        return sum(replayer.held_bytes for replayer in self._rewrite.rewriter.replayers())
+
+    @property
+    def replayed(self) -> str:
+        """Whether the rewritten step is replayed, or why not, for a reader; empty where it was not to be."""
+        replayers = self._rewrite.rewriter.replayers()
+        if any(replayer.proven and not replayer.refused for replayer in replayers):
+            held = f" ({self.held_bytes / 1e9:.1f} GB of device memory)" if self.held_bytes else ""
+            return f"training_step: what is swapped is replayed as a CUDA graph{held}"
+        why = next((replayer.refused for replayer in replayers if replayer.refused), "")
+        return f"training_step: it is not replayed as a CUDA graph: {why}" if why else ""
 
     @contextmanager
     def watch(self) -> Iterator[None]:
@@ -93,7 +114,7 @@ class PatternFinder:
             if reason:
                 raise RuntimeError(f"training_step cannot be rewritten: {reason}")
 
-        return [Change("training_step: rewritten", do, self._rewrite.restore)]
+        return [Change(REWRITTEN, do, self._rewrite.restore)]
 
     def release(self) -> None:
         """Let go of copies of the loop's tensors."""

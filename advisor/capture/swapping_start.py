@@ -130,6 +130,8 @@ def begin(
         modules=compiler is None,  # within a compiled graph they are the compiler's
         patterns=not left,
         inner=compiler,
+        # Gradients of one process and one batch a step may lie where the next backward writes.
+        replay=trainer.world_size == 1 and trainer.accumulate_grad_batches == 1,
     )
     return Swapping(
         trainer,

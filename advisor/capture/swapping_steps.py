@@ -111,6 +111,7 @@ class Comparison:
         cycle: batches per optimizer step.
         cycles: timed in each block.
         order: which blocks run with swaps.
+        held_bytes: what a step with swaps holds of the device's memory beside what is allocated.
     """
 
     def __init__(
@@ -120,8 +121,9 @@ class Comparison:
         cycle: int,
         cycles: int,
         order: Sequence[bool] = ORDER,
+        held_bytes: Callable[[], int] = lambda: 0,
     ) -> None:
-        self._toggle = toggle
+        self._toggle, self._held_bytes = toggle, held_bytes
         self._device_type = device_type
         self._cycle = max(1, cycle)
         self._cycles = cycles
@@ -171,6 +173,8 @@ class Comparison:
                 yield from repeat(None, self._cycle)
                 block.clock.mark()
             block.peak_bytes = peak_bytes(self._device_type)
+            if block.peak_bytes is not None and on:
+                block.peak_bytes += self._held_bytes()
 
 
 def peak_bytes(device_type: str) -> int | None:

@@ -60,6 +60,11 @@ def _unkept(site: SwapSite, why: str) -> SwapSite:
     return replace(site, chosen=None, swapped_ms_per_step=None, permanent="", reason=reason)
 
 
+def given_up(site: SwapSite, why: str) -> SwapSite:
+    """A site of the step's graph, where that was given up; others as they are."""
+    return _unkept(site, why) if site.mechanism == "pattern" else site
+
+
 def _share(site: SwapSite, step_ms: float | None) -> SwapSite:
     known = site.eager_ms_per_step is not None and step_ms
     return replace(site, step_fraction=site.eager_ms_per_step / step_ms if known else None)  # type: ignore[operator]

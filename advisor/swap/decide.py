@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 #: Of the device's saving, what a candidate may cost the host: a host that runs ahead has time to spare.
 MAX_HOST_SHARE = 3.0
 
-#: An optimizer's step is tried fast and may be a tenth of the loop's; the loss and attention hold most memory.
+#: An optimizer is tried fast and may be a tenth of the step; the loss and attention hold the most memory.
 _ORDER = ("optimizer", "loss", "attention")
 
 #: Sites done, sites in all, what is being tried.

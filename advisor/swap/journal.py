@@ -75,6 +75,15 @@ class Journal:
             raise
         self._on = True
 
+    def drop(self, what: str) -> bool:
+        """Take back the changes of one name, and forget them; whether there were any."""
+        dropped = [change for change in self._changes if change.what == what]
+        for change in reversed(dropped):
+            if self._on:
+                self._undo(change)
+            self._changes.remove(change)
+        return bool(dropped)
+
     def restore(self, down_to: int = 0) -> None:
         """Take back all changes but the first `down_to`, the last first. Doing so twice does nothing."""
         while len(self._changes) > down_to:

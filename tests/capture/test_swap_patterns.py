@@ -11,12 +11,14 @@ import torch
 from torch import nn
 
 from advisor import TrainingAdvisor
-from advisor.capture import swapping_steps
+from advisor.capture import swapping_engine, swapping_steps
 from advisor.capture.swapping_engine import ALLOW_CPU
 from advisor.swap import decide
 from advisor.swap.rewrite.backend import Traced
+from advisor.swap.rewrite.record import Unrecordable
 from advisor.swap.rewrite.wrap import StepRewrite
 from advisor.swap.site import Trial
+from tests.swap.rewrite.recorder import OnCpu
 
 from .planted import be_sure
 from .tiny import make_trainer, rows
@@ -146,6 +148,72 @@ def test_with_the_watched_step_alone_training_is_the_same_to_the_bit(pl, tmp_pat
 
     assert "none of 1 site" in result(tmp_path)["verdict"]
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), plain.parameters(), strict=True))
+
+
+def test_a_rewritten_step_is_replayed_and_trains_the_same_way(pl, tmp_path, monkeypatch):
+    # GIVEN something that records on the CPU as CUDA graphs are recorded
+    made = []
+    monkeypatch.setattr(swapping_engine, "RECORDABLE", ("cpu",))
+    monkeypatch.setattr(swapping_engine, "CudaRecorder", lambda *_: made.append(OnCpu()) or made[-1])
+    plain = make_model(pl)
+    make_trainer(pl, tmp_path).fit(plain, rows(BATCHES))
+    model = make_model(pl)
+
+    make_trainer(pl, tmp_path, advisor()).fit(model, rows(BATCHES))
+
+    found = result(tmp_path)
+    assert found["kept"] is True, found
+    assert "training_step: what is swapped is replayed as a CUDA graph" in found["remarks"]
+    # Two blocks of five and the batches around them, but for those that were recorded and proven.
+    assert made[0].replays > 14
+    for name, value in model.state_dict().items():
+        torch.testing.assert_close(value, plain.state_dict()[name], rtol=1e-3, atol=1e-5)
+
+
+def test_a_step_that_cannot_be_recorded_is_swapped_unreplayed_and_says_so(pl, tmp_path, monkeypatch):
+    class Broken(OnCpu):
+        def rehearse(self, run):
+            raise Unrecordable("the host waits for the device within it")
+
+    monkeypatch.setattr(swapping_engine, "RECORDABLE", ("cpu",))
+    monkeypatch.setattr(swapping_engine, "CudaRecorder", lambda *_: Broken())
+    make_trainer(pl, tmp_path, advisor()).fit(make_model(pl), rows(BATCHES))
+    found = result(tmp_path)
+    assert found["kept"] is True, found
+    assert any("not replayed as a CUDA graph: the host waits" in remark for remark in found["remarks"])
+
+
+def test_with_replay_switched_off_nothing_is_recorded(pl, tmp_path, monkeypatch):
+    monkeypatch.setattr(swapping_engine, "RECORDABLE", ("cpu",))
+    monkeypatch.setattr(swapping_engine, "CudaRecorder", lambda *_: pytest.fail("recorded"))
+    monkeypatch.setenv("ADVISOR_SWAP_REPLAY", "0")
+    make_trainer(pl, tmp_path, advisor()).fit(make_model(pl), rows(BATCHES))
+    assert result(tmp_path)["kept"] is True
+
+
+def test_a_step_that_is_traced_anew_each_time_loses_its_patterns_and_keeps_the_rest(pl, tmp_path):
+    # GIVEN a step that appends to a list of the module's
+    model = make_model(pl)
+    model.outputs = []
+    step = type(model).training_step
+
+    def training_step(self, batch, batch_idx):
+        loss = step(self, batch, batch_idx)
+        self.outputs.append(loss.detach())
+        return loss
+
+    type(model).training_step = training_step
+    # Lightning's own would cut the step in two, of which the second alone is traced again and again.
+    type(model).log = lambda self, *_, **__: None
+    type(model).configure_optimizers = lambda self: torch.optim.AdamW(self.parameters(), foreach=False)
+    with pytest.warns(UserWarning, match="left as it is"):
+        make_trainer(pl, tmp_path, advisor(swap=["attention", "optimizer"])).fit(model, rows(90))
+    found = result(tmp_path)
+    assert found["kept"] is True, found
+    chosen = {site["kind"]: site["chosen"] for site in found["sites"]}
+    assert chosen == {"attention": None, "optimizer": "torch.optim.AdamW(fused=True)"}
+    (reason,) = [site["reason"] for site in found["sites"] if site["kind"] == "attention"]
+    assert "keep changing" in reason
 
 
 def test_a_kept_model_can_be_pickled_as_a_plain_one(pl, tmp_path):

@@ -55,6 +55,7 @@ class Engine:
 
     def __init__(self, fault=""):
         self.fault, self.log, self.remarks, self.on = fault, [], [], False
+        self.held_bytes, self.given_up = 0, ""
         self.steps_to_watch = 2
 
     def _do(self, what):

@@ -29,6 +29,8 @@ from .edit import copy_of, original_of, replaced
 from .facts import Facts, Refusal
 from .match import Found, find
 from .ops import forget
+from .record import Recorder
+from .replay import Replayer
 from .sites import Key, key_of, site_of
 
 log = logging.getLogger(__name__)
@@ -72,6 +74,7 @@ class Rewriter:
         memory_bytes: that the copies of sites' inputs may take.
         max_recompiles: traces of one piece of code, because shapes or flags changed, after which `failure`
             is set.
+        recorder: makes what records a rewritten graph to be replayed; None leaves it unreplayed.
     """
 
     def __init__(
@@ -80,8 +83,10 @@ class Rewriter:
         inner: str | Callable[..., Any] | None = None,
         memory_bytes: int = MEMORY_BYTES,
         max_recompiles: int = MAX_RECOMPILES,
+        recorder: Callable[[], Recorder] | None = None,
     ) -> None:
         self.inner = inner
+        self.recorder = recorder
         self.memory_bytes = memory_bytes
         self.max_recompiles = max_recompiles
         #: Why the step is better left alone, in one line; empty where it is not.
@@ -156,6 +161,10 @@ class Rewriter:
     def active(self) -> int:
         """How many places are replaced."""
         return sum(len(graph.chosen()) for graph in self.graphs)
+
+    def replayers(self) -> list[Replayer]:
+        """Of the graphs at hand, those that are replayed, or were to be."""
+        return [graph.replayer for graph in self.graphs if graph.replayer is not None]
 
     def key(self, site: Site) -> str:
         """What the site is known by in every process."""
@@ -248,6 +257,8 @@ class Traced:
         self._plain = checkpointing.run_eagerly(copy_of(gm)[0])
         self._version = -1
         self._rewritten: Callable[..., Any] | None = None
+        #: What replays it once that is recorded; None where nothing is replaced or nothing recorded.
+        self.replayer: Replayer | None = None
         self._proofs: list[Proof] = []
         self._compiled = self._hand_on(inputs) if rewriter.inner is not None else None
 
@@ -365,10 +376,20 @@ class Traced:
 
     def _rewrite(self) -> None:
         self._version = self._rewriter.version
-        self._rewritten, self._proofs = None, []
+        self._rewritten, self.replayer, self._proofs = None, None, []
         chosen = self.chosen()
         if chosen:
             self._rewritten = checkpointing.run_eagerly(self._edited(chosen))
+        recorder = self._rewriter.recorder
+        if recorder is None or not self._rewriter.active() or self._writes or self._holds_graphs():
+            return
+        # A part of the step in which nothing is replaced waits for the host like the others.
+        self.replayer = Replayer(self._rewritten or self._plain, recorder())
+        self._rewritten = self.replayer
+
+    def _holds_graphs(self) -> bool:
+        """Checkpoints and the like, which do on the host what a recording does not hold."""
+        return any(checkpointing.is_higher_order(node) for node in self._gm.graph.nodes)
 
     def _edited(self, chosen: Sequence[tuple[_Level, Found, Candidate]]) -> GraphModule:
         made = replaced(self._gm, [(f, c.call) for level, f, c in chosen if not level.name])

@@ -23,6 +23,7 @@ from advisor.swap.site import Outcome, Site
 
 from .backend import MAX_RECOMPILES, MEMORY_BYTES, Rewriter
 from .facts import Refusal
+from .record import Recorder
 
 log = logging.getLogger(__name__)
 
@@ -68,7 +69,7 @@ class StepRewrite:
         method: its name: ``training_step`` of a LightningModule, ``forward`` of another module.
         inner: the backend that rewritten graphs are handed on to, ``"inductor"`` where the user compiles.
         dynamic: as of `torch.compile`: None lets sizes and numbers become symbols once they change.
-        memory_bytes, max_recompiles: see `Rewriter`.
+        memory_bytes, max_recompiles, recorder: see `Rewriter`.
     """
 
     def __init__(
@@ -80,10 +81,12 @@ class StepRewrite:
         dynamic: bool | None = None,
         memory_bytes: int = MEMORY_BYTES,
         max_recompiles: int = MAX_RECOMPILES,
+        recorder: Callable[[], Recorder] | None = None,
     ) -> None:
         self.module, self.method, self.dynamic = module, method, dynamic
         self._settings: dict[str, Any] = {
             "inner": inner, "memory_bytes": memory_bytes, "max_recompiles": max_recompiles,
+            "recorder": recorder,
         }  # fmt: skip
         self.rewriter = Rewriter(**self._settings)
         self._base: type[nn.Module] | None = None

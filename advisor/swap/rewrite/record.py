@@ -1,0 +1,144 @@
+"""Recording work on a GPU as CUDA graphs, and leaving no trace where that fails."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+_T = TypeVar("_T")
+
+
+class Unrecordable(Exception):
+    """Work that cannot be recorded; the message says why, in one line."""
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A recorded forward and backward.
+
+    Attributes:
+        outputs, gradients: what they gave, in memory that each replay writes over.
+        forward, backward: replay them, in turns.
+    """
+
+    outputs: list[Tensor | None]
+    gradients: list[Tensor | None]
+    forward: Callable[[], None]
+    backward: Callable[[], None]
+
+
+Forward = Callable[[], "list[Tensor | None]"]
+Backward = Callable[[Sequence["Tensor | None"]], "list[Tensor | None]"]
+
+
+class Recorder(Protocol):
+    """Records one forward with its backward."""
+
+    @property
+    def held_bytes(self) -> int:
+        """Of the device's memory, what the recording holds."""
+        ...
+
+    def rehearse(self, run: Callable[[], object]) -> None:
+        """Run it all as it will be recorded; raises `Unrecordable` if it cannot be."""
+        ...
+
+    def record(self, forward: Forward, backward: Backward) -> Recorded:
+        """Record both; raises `Unrecordable` if what was recorded may not be kept."""
+        ...
+
+
+class CudaRecorder:
+    """Two CUDA graphs that share a pool of memory.
+
+    Args:
+        device: whose work.
+        limit_bytes: what the process may hold of the device's memory with the recording; None for any.
+    """
+
+    def __init__(self, device: torch.device, limit_bytes: int | None = None) -> None:
+        self._device, self._limit_bytes = device, limit_bytes
+        self._stream = torch.cuda.Stream(device)
+        self._pool = torch.cuda.graph_pool_handle()
+        self.held_bytes = 0
+
+    def rehearse(self, run: Callable[[], object]) -> None:
+        """Twice: what waits for the device once, to choose an algorithm, must not do so again."""
+        with self._apart():
+            run()
+            mode = torch.cuda.get_sync_debug_mode()
+            torch.cuda.set_sync_debug_mode("error")
+            try:
+                run()
+            except RuntimeError as error:
+                if "synchronizing" in str(error):
+                    raise Unrecordable("the host waits for the device within it") from error
+                raise
+            finally:
+                torch.cuda.set_sync_debug_mode(mode)
+
+    def record(self, forward: Forward, backward: Backward) -> Recorded:
+        """Replays run on the stream that is current then."""
+        torch.cuda.synchronize(self._device)
+        torch.cuda.empty_cache()
+        before = torch.cuda.memory_reserved(self._device)
+        outputs, replay_forward = self._captured(forward)
+        gradients, replay_backward = self._captured(lambda: backward(outputs))
+        outputs = [None if o is None else o.detach() for o in outputs]
+        torch.cuda.synchronize(self._device)
+        now = torch.cuda.memory_reserved(self._device)
+        self.held_bytes = max(0, now - before)
+        if self._limit_bytes is not None and now > self._limit_bytes:
+            raise Unrecordable(
+                f"it would hold {self.held_bytes / 1e9:.1f} GB, more than the loop has had of memory"
+            )
+        return Recorded(outputs, gradients, replay_forward, replay_backward)
+
+    def _captured(self, run: Callable[[], _T]) -> tuple[_T, Callable[[], None]]:
+        graph = torch.cuda.CUDAGraph()
+        here = torch.cuda.current_stream(self._device)
+        generator = torch.cuda.default_generators[self._device.index or 0]
+        spare = generator.clone_state()
+        try:
+            with (
+                _no_garbage_collected(),
+                # Other threads, such as a loader's that pins memory, go on as they like.
+                torch.cuda.graph(
+                    graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
+                ),
+            ):
+                result = run()
+        except BaseException:
+            # A recording that fails leaves its stream current, and the random numbers in the middle of one.
+            torch.cuda.set_stream(here)
+            with suppress(Exception):
+                generator.graphsafe_set_state(spare)
+            raise
+        return result, graph.replay
+
+    @contextmanager
+    def _apart(self) -> Iterator[None]:
+        here = torch.cuda.current_stream(self._device)
+        self._stream.wait_stream(here)
+        try:
+            with torch.cuda.stream(self._stream):
+                yield
+        finally:
+            here.wait_stream(self._stream)
+
+
+@contextmanager
+def _no_garbage_collected() -> Iterator[None]:
+    was: Any = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()

@@ -1,0 +1,49 @@
+"""What stands in for CUDA graphs where there is no GPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from advisor.swap.rewrite.record import Recorded
+
+
+class OnCpu:
+    """Does again what was recorded, into the same memory, as a CUDA graph does."""
+
+    held_bytes = 0
+
+    def __init__(self, spoil: float = 0.0) -> None:
+        self.replays, self.recordings, self._spoil = 0, 0, spoil
+
+    def rehearse(self, run) -> None:
+        run()
+
+    def record(self, forward, backward) -> Recorded:
+        self.recordings += 1
+        state: dict[str, Any] = {"outputs": forward()}
+        outputs = [None if o is None else o.detach().clone() for o in state["outputs"]]
+        gradients = [None if g is None else g.clone() for g in backward(state["outputs"])]
+
+        def again_forward() -> None:
+            self.replays += 1
+            with torch.enable_grad():
+                state["outputs"] = forward()
+            write(outputs, state["outputs"])
+
+        def again_backward() -> None:
+            write(gradients, backward(state["outputs"]))
+            for g in gradients:
+                if g is not None and self._spoil:
+                    g.mul_(1 + self._spoil)
+
+        return Recorded(outputs, gradients, again_forward, again_backward)
+
+
+@torch.no_grad()
+def write(to: list[Tensor | None], what: list[Tensor | None]) -> None:
+    for static, value in zip(to, what, strict=True):
+        if static is not None:
+            static.copy_(value)

@@ -1,0 +1,247 @@
+"""A call is recorded, proven and replayed; whatever is not like it runs as it is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from advisor.swap.rewrite.record import Recorded, Unrecordable
+from advisor.swap.rewrite.replay import Replayer
+from tests.swap.rewrite.recorder import OnCpu, write
+
+
+class Loop:
+    """Two layers; called with their parameters as a traced step is."""
+
+    def __init__(self, recorder: OnCpu | None = None, call: Any = None, replay: bool = True) -> None:
+        torch.manual_seed(0)
+        self.net = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
+        self.optimizer = torch.optim.SGD(self.net.parameters(), lr=0.1, momentum=0.9)
+        self.recorder = recorder or OnCpu()
+        self.call = call or self.plain
+        self.step_call = Replayer(self.call, self.recorder) if replay else self.call
+        self.losses: list[float] = []
+
+    @staticmethod
+    def plain(w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        y = (x @ w1.t() + b1).tanh() @ w2.t() + b2
+        loss = y.square().mean()
+        return loss, y.argmax(-1)
+
+    def forward(self, i: int, size: int = 5) -> Tensor:
+        x = torch.randn(size, 4, generator=torch.Generator().manual_seed(i))
+        return self.step_call(*self.net.parameters(), x)[0]
+
+    def step(self, i: int, set_to_none: bool = True, size: int = 5) -> None:
+        self.optimizer.zero_grad(set_to_none=set_to_none)
+        loss = self.forward(i, size)
+        loss.backward()
+        self.optimizer.step()
+        self.losses.append(loss.item())
+
+
+def plain(steps: int, **options: Any) -> Loop:
+    loop = Loop(replay=False)
+    for i in range(steps):
+        loop.step(i, **options)
+    return loop
+
+
+def same(a: Loop, b: Loop) -> bool:
+    pairs = zip(a.net.parameters(), b.net.parameters(), strict=True)
+    return all(torch.equal(p, q) for p, q in pairs) and a.losses == b.losses
+
+
+def test_the_fourth_step_and_those_after_it_are_replayed_and_train_as_ever() -> None:
+    loop = Loop()
+    for i in range(8):
+        loop.step(i)
+    assert loop.step_call.refused == ""
+    # One to prove it, five of the loop.
+    assert loop.recorder.replays == 6
+    assert same(loop, plain(8))
+
+
+def test_results_that_are_kept_are_not_written_over_by_later_steps() -> None:
+    loop = Loop()
+    losses = []
+    for i in range(8):
+        loop.optimizer.zero_grad()
+        losses.append(loop.forward(i))
+        losses[-1].backward()
+        loop.optimizer.step()
+    assert [loss.item() for loss in losses] == plain(8).losses
+
+
+@pytest.mark.parametrize("every", [2, 3])
+def test_gradients_that_are_still_there_are_added_to(every: int) -> None:
+    def train(loop: Loop) -> Loop:
+        for i in range(12):
+            loop.forward(i).backward()
+            if i % every == every - 1:
+                loop.optimizer.step()
+                loop.optimizer.zero_grad()
+        return loop
+
+    assert same(train(Loop()), train(Loop(replay=False)))
+
+
+def test_gradients_that_are_set_to_nought_are_so() -> None:
+    loop = Loop()
+    for i in range(8):
+        loop.step(i, set_to_none=False)
+    assert same(loop, plain(8, set_to_none=False))
+
+
+def test_a_call_between_another_and_its_backward_runs_as_it_is() -> None:
+    def train(loop: Loop) -> Loop:
+        for i in range(9):
+            loop.optimizer.zero_grad()
+            first, second = loop.forward(i), loop.forward(100 + i)
+            first.backward()
+            second.backward()
+            loop.optimizer.step()
+            loop.losses += [first.item(), second.item()]
+        return loop
+
+    loop = train(Loop())
+    assert same(loop, train(Loop(replay=False)))
+    assert 0 < loop.recorder.replays < 12
+
+
+def test_a_call_whose_backward_never_comes_does_not_stop_the_next() -> None:
+    loop = Loop()
+    for i in range(5):
+        loop.step(i)
+    before = loop.recorder.replays
+    loop.forward(5)
+    loop.step(6)
+    assert loop.recorder.replays == before + 2
+
+
+def test_a_second_backward_after_another_step_is_an_error_and_not_a_wrong_gradient() -> None:
+    loop = Loop()
+    for i in range(5):
+        loop.step(i)
+    old = loop.forward(6)
+    old.backward(retain_graph=True)
+    loop.forward(7).backward()
+    with pytest.raises(RuntimeError, match="of the one before nothing is left"):
+        old.backward()
+
+
+def test_another_size_runs_as_it_is() -> None:
+    def train(loop: Loop) -> Loop:
+        for i in range(10):
+            loop.step(i, size=3 if i in (4, 9) else 5)
+        return loop
+
+    loop = train(Loop())
+    assert same(loop, train(Loop(replay=False)))
+    assert loop.recorder.replays == 6
+
+
+def test_a_parameter_with_other_memory_is_not_replayed_with_its_old_values() -> None:
+    def train(loop: Loop) -> Loop:
+        for i in range(8):
+            if i == 5:
+                loop.net[0].weight.data = loop.net[0].weight.data * 2
+            loop.step(i)
+        return loop
+
+    assert same(train(Loop()), train(Loop(replay=False)))
+
+
+def test_without_gradients_it_runs_as_it_is() -> None:
+    loop = Loop()
+    for i in range(5):
+        loop.step(i)
+    before = loop.recorder.replays
+    with torch.no_grad():
+        loop.forward(1)
+    assert loop.recorder.replays == before
+
+
+def remembering(w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor, x: Tensor) -> tuple[Tensor]:
+    x.add_(1.0)
+    return (Loop.plain(w1, b1, w2, b2, x)[0],)
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (remembering, "it writes to what it is given"),
+        (lambda *a: (Loop.plain(*a)[0], a[0]), "it gives back what it is given"),
+        (lambda *a: (Loop.plain(*a)[0], 3), "it gives something else than tensors"),
+        (lambda *a: (Loop.plain(*a)[0].detach(),), "nothing of it is differentiated"),
+    ],
+)
+def test_what_cannot_be_recorded_runs_as_it_is_and_says_why(call: Any, words: str) -> None:
+    loop = Loop(call=call)
+    for i in range(6):
+        loss = loop.forward(i)
+        if loss.requires_grad:
+            loss.backward()
+    assert words in loop.step_call.refused
+    assert loop.recorder.replays == 0
+
+
+def test_a_fault_while_recording_leaves_the_step_as_it_is() -> None:
+    class Broken(OnCpu):
+        def record(self, forward, backward) -> Recorded:
+            raise Unrecordable("the host waits for the device within it")
+
+    loop = Loop(Broken())
+    for i in range(6):
+        loop.step(i)
+    assert loop.step_call.refused == "the host waits for the device within it"
+    assert same(loop, plain(6))
+
+
+def test_a_recording_that_gives_something_else_is_dropped() -> None:
+    loop = Loop(OnCpu(spoil=0.1))
+    for i in range(6):
+        loop.step(i)
+    assert "its gradients are not the same" in loop.step_call.refused
+    assert same(loop, plain(6))
+
+
+def test_a_value_that_was_read_while_recording_is_found_out_on_the_next_batch() -> None:
+    # GIVEN a recording whose loss is always that of the batch it was made of
+    class Fixed(OnCpu):
+        def record(self, forward, backward) -> Recorded:
+            kept = super().record(forward, backward)
+            first = [o if o is None else o.clone() for o in kept.outputs]
+
+            def again() -> None:
+                kept.forward()
+                write(kept.outputs, first)
+
+            return Recorded(kept.outputs, kept.gradients, again, kept.backward)
+
+    loop = Loop(Fixed())
+    for i in range(6):
+        loop.step(i)
+    assert "its outputs are not the same" in loop.step_call.refused
+    assert same(loop, plain(6))
+
+
+def test_steps_unlike_the_recorded_one_again_and_again_end_the_recording() -> None:
+    loop = Loop()
+    for i in range(5):
+        loop.step(i)
+    for i in range(50):
+        loop.step(i, size=3)
+    assert "from call to call" in loop.step_call.refused
+
+
+def test_a_hook_of_a_parameter_runs_once_a_step() -> None:
+    calls = []
+    loop = Loop()
+    loop.net[0].weight.register_hook(lambda g: calls.append(1) or g)
+    for i in range(8):
+        loop.step(i)
+    assert len(calls) == 8
