@@ -1,8 +1,9 @@
 """Launch parameters of the attention kernels, by architecture and head dimension.
 
 Registers bound the tiles: for Hopper, `benchmarks.kernels.aot` shows 168 to 255 a thread, without spills,
-for head dimensions up to 128. Warp-specialised loops are not used: there, Triton 3.6 either fails to compile
-these (4 warps) or leaves them as they are (8 warps).
+for head dimensions up to 128. Triton's own warp specialisation (`tl.range(warp_specialize=True)`) is not
+used: on Hopper, Triton 3.6 either fails to compile these (4 warps) or leaves them as they are (8 warps). The
+kernels of `_attention_hopper_*.py` do it by hand; plain attention takes them where its row is not empty.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,6 +23,13 @@ def tile(block_m: int, block_n: int, warps: int, stages: int, tma: int = 0) -> P
     return {"BLOCK_M": block_m, "BLOCK_N": block_n, "num_warps": warps, "num_stages": stages, "TMA": tma}
 
 
+def roles(block: int, stages: int, groups: int = 2, persistent: int = 1) -> Params:
+    """One row of the kernels with warps of different roles: keys (or queries) a tile, buffers in the ring,
+    groups of four warps with 64 rows each, and whether programs stay for further blocks."""
+    return {"BLOCK": block, "STAGES": stages, "GROUPS": groups, "PERSISTENT": persistent}
+
+
+_NO_ROLES: Rows = {"default": [(None, {})]}
 _INTERPRETER = {"interpreter": [(None, tile(16, 16, 4, 1))]}
 
 
@@ -31,10 +39,11 @@ class Tiles:
     Sizes are head dimensions, padded to a power of two. The defaults fit in 99 KiB of shared memory.
     """
 
-    def __init__(self, name: str, plain: Rows, modified: Rows, fp32: Rows) -> None:
+    def __init__(self, name: str, plain: Rows, modified: Rows, fp32: Rows, roles: Rows = _NO_ROLES) -> None:
         self.plain = LaunchTable(f"attention_{name}", {**plain, **_INTERPRETER})
         self.modified = LaunchTable(f"attention_{name}_modified", {**modified, **_INTERPRETER})
         self.fp32 = LaunchTable(f"attention_{name}_fp32", {**fp32, **_INTERPRETER})
+        self.roles = LaunchTable(f"attention_{name}_roles", roles)
 
     def pick(self, q: Tensor, options: Mapping[str, Any]) -> dict[str, int]:
         """The parameters for these options on q's device."""
@@ -44,6 +53,13 @@ class Tiles:
         elif options["BIAS"] or options["SOFTCAP"] or options["DROPOUT"]:
             table = self.modified
         return dict(table.pick(max(options["COLS"], options["COLS_V"]), q.device))
+
+    def pick_roles(self, q: Tensor, options: Mapping[str, Any]) -> Params:
+        """The parameters of the kernel with warps of different roles; empty where it is not to be used."""
+        beyond = ("PACKED", "BIAS", "SOFTCAP", "DROPOUT")
+        if q.dtype == torch.float32 or any(options[name] for name in beyond):
+            return {}
+        return self.roles.pick(max(options["COLS"], options["COLS_V"]), q.device)
 
 
 FORWARD = Tiles(

@@ -6,9 +6,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from . import _attention_hopper_tiles as hopper
 from ._attention_backward import key_gradient_kernel, query_gradient_kernel
 from ._attention_forward import forward_kernel
-from ._attention_launch import FORWARD, KEY_GRADIENT, QUERY_GRADIENT, Params
+from ._attention_hopper_backward import launch_key_gradient, launch_query_gradient
+from ._attention_hopper_forward import launch_forward
+from ._attention_launch import FORWARD, KEY_GRADIENT, QUERY_GRADIENT, Params, Tiles
 from ._device import sm_count
 from ._launch import cdiv, next_power_of_2
 from ._ops import operator
@@ -41,15 +44,20 @@ def _rows(x: Tensor) -> Tensor:
     return x if x.stride(3) == 1 and x.stride(2) <= _MAX_STRIDE else x.contiguous()
 
 
-def _takes_tma(x: Tensor, params: Params) -> bool:
+def _aligned(x: Tensor) -> bool:
     """Whether the copy engine takes `x`: 16-byte aligned rows, none expanded."""
     step = 16 // x.element_size()
-    return (
-        bool(params["TMA"])
-        and TensorDescriptor is not None
-        and x.data_ptr() % 16 == 0
-        and all(stride > 0 and stride % step == 0 for stride in x.stride()[:3])
-    )
+    return x.data_ptr() % 16 == 0 and all(stride > 0 and stride % step == 0 for stride in x.stride()[:3])
+
+
+def _takes_tma(x: Tensor, params: Params) -> bool:
+    return bool(params["TMA"]) and TensorDescriptor is not None and _aligned(x)
+
+
+def _roles(tiles: Tiles, options: Mapping[str, Any], q: Tensor, *others: Tensor) -> Params:
+    """Parameters of the kernel with warps of different roles; empty: use the other one."""
+    params = tiles.pick_roles(q, options) if hopper.AVAILABLE else {}
+    return params if all(map(_aligned, (q, *others))) else {}
 
 
 def _described(x: Tensor, rows: int, cols: int) -> Any:
@@ -167,37 +175,50 @@ def attention_gradient_op(
     delta = torch.empty_like(lse)
     scalars = (max_q, max_k, lse.shape[2], scale, softcap, left, right)
 
-    params = QUERY_GRADIENT.pick(q, options)
-    blocks, planes = cdiv(max_q, params["BLOCK_M"]), batch * heads
-    sources: tuple[Any, ...] = (q, k, v, grad)
-    params["TMA"] = cu_q is None and all(_takes_tma(x, params) for x in sources)
-    if params["TMA"]:
-        sources = _descriptors(sources, params, options)
-    query, key, value, grad_source = sources
-    query_gradient_kernel[(planes * blocks,)](
-        query, key, value, out, grad_source, grad, dq, lse, delta, bias, cu_q, cu_k, seed,
-        *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *out.stride()[:3], *grad.stride()[:3],
-        *dq.stride()[:3], *_bias_strides(bias), heads, heads // heads_k, planes, blocks,
-        _together(q, k, v, planes, heads // heads_k), *scalars, **options, **params,
-    )  # fmt: skip
+    shift = max_k - max_q if lower_right else 0
+    window = (scale, shift - left, shift + right, (left >= 0, right >= 0))
+    processors = sm_count(q.device)
 
+    planes = batch * heads
+    together = _together(q, k, v, planes, heads // heads_k)
+    if params := _roles(QUERY_GRADIENT, options, q, k, v, grad):
+        launch_query_gradient(q, k, v, out, grad, dq, lse, delta, *window, together, processors, params)
+    else:
+        params = QUERY_GRADIENT.pick(q, options)
+        blocks = cdiv(max_q, params["BLOCK_M"])
+        sources: tuple[Any, ...] = (q, k, v, grad)
+        params["TMA"] = cu_q is None and all(_takes_tma(x, params) for x in sources)
+        if params["TMA"]:
+            sources = _descriptors(sources, params, options)
+        query, key, value, grad_source = sources
+        query_gradient_kernel[(planes * blocks,)](
+            query, key, value, out, grad_source, grad, dq, lse, delta, bias, cu_q, cu_k, seed,
+            *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *out.stride()[:3], *grad.stride()[:3],
+            *dq.stride()[:3], *_bias_strides(bias), heads, heads // heads_k, planes, blocks, together,
+            *scalars, **options, **params,
+        )  # fmt: skip
+
+    by_role = _roles(KEY_GRADIENT, options, q, k, v, grad)
     params = KEY_GRADIENT.pick(q, options)
-    blocks = cdiv(max_k, params["BLOCK_N"])
-    splits = _splits(blocks * batch * heads_k, heads // heads_k, sm_count(q.device))
+    blocks = cdiv(max_k, 2 * hopper.ROWS if by_role else params["BLOCK_N"])
+    splits = _splits(blocks * batch * heads_k, heads // heads_k, processors)
     planes = batch * heads_k * splits
-    sources = (q, k, v, grad)
-    params["TMA"] = cu_q is None and all(_takes_tma(x, params) for x in sources)
-    if params["TMA"]:
-        sources = _descriptors(sources, params, options)
+    together = _together(k, q, grad, planes, splits)
     part_k = dk[None] if splits == 1 else dk.new_empty((splits, *dk.shape), dtype=torch.float32)
     part_v = dv[None] if splits == 1 else dv.new_empty((splits, *dv.shape), dtype=torch.float32)
-    key_gradient_kernel[(planes * blocks,)](
-        *sources, part_k, part_v, lse, delta, bias, cu_q, cu_k, seed,
-        *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *grad.stride()[:3],
-        *part_k.stride()[:4], *part_v.stride()[:4], *_bias_strides(bias),
-        heads, heads // heads_k, planes, blocks, _together(k, q, grad, planes, splits), *scalars, splits,
-        **options, **params,
-    )  # fmt: skip
+    if by_role:
+        launch_key_gradient(q, k, v, grad, part_k, part_v, lse, delta, *window, together, processors, by_role)
+    else:
+        sources = (q, k, v, grad)
+        params["TMA"] = cu_q is None and all(_takes_tma(x, params) for x in sources)
+        if params["TMA"]:
+            sources = _descriptors(sources, params, options)
+        key_gradient_kernel[(planes * blocks,)](
+            *sources, part_k, part_v, lse, delta, bias, cu_q, cu_k, seed,
+            *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *grad.stride()[:3],
+            *part_k.stride()[:4], *part_v.stride()[:4], *_bias_strides(bias),
+            heads, heads // heads_k, planes, blocks, together, *scalars, splits, **options, **params,
+        )  # fmt: skip
     if splits > 1:
         dk.copy_(part_k.sum(0))
         dv.copy_(part_v.sum(0))
@@ -248,10 +269,19 @@ def attention_op(
         return out.zero_(), lse.fill_(torch.inf)
     q, k, v = map(_rows, (q, k, v))
     options = _options(q, v, bias, cu_q, softcap, dropout, left, right, lower_right)
-    params = FORWARD.pick(q, options)
     heads, group = q.shape[1], q.shape[1] // k.shape[1]
     batch = q.shape[0] if cu_q is None else cu_q.shape[0] - 1
-    blocks, planes = cdiv(max_q, params["BLOCK_M"]), batch * heads
+    planes = batch * heads
+    together = _together(q, k, v, planes, group)
+    if params := _roles(FORWARD, options, q, k, v):
+        shift = max_k - max_q if lower_right else 0
+        launch_forward(
+            q, k, v, out, lse, scale, shift - left, shift + right, (left >= 0, right >= 0), together,
+            sm_count(q.device), params,
+        )  # fmt: skip
+        return out, lse
+    params = FORWARD.pick(q, options)
+    blocks = cdiv(max_q, params["BLOCK_M"])
     sources: tuple[Any, ...] = (q, k, v)
     params["TMA"] = cu_q is None and all(_takes_tma(x, params) for x in sources)
     if params["TMA"]:
@@ -259,7 +289,7 @@ def attention_op(
     forward_kernel[(planes * blocks,)](
         *sources, out, lse, bias, cu_q, cu_k, seed,
         *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *out.stride()[:3], *_bias_strides(bias),
-        heads, group, planes, blocks, _together(q, k, v, planes, group), max_q, max_k, lse.shape[2],
+        heads, group, planes, blocks, together, max_q, max_k, lse.shape[2],
         scale, softcap, left, right, **options, **params,
     )  # fmt: skip
     return out, lse

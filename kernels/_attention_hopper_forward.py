@@ -1,0 +1,311 @@
+"""The forward of plain attention in warps with roles of their own, for Hopper, in Gluon.
+
+Triton's compiler keeps the warps of a program in step: while they take exponentials, the matrix units wait.
+Here one warp does nothing but ask the copy engine for tiles, and each of two groups of four warps owns 64
+queries and goes at its own pace, so that one group's exponentials run beside the other's products; within a
+group the product of the last block's probabilities runs beside the exponentials of the next.
+
+Tiles pass through rings of buffers: `ready` barriers count bytes that arrived, `empty` barriers count the
+groups that are done with a buffer. Use n of a ring finds buffer n % stages, in phase (n / stages) % 2.
+"""
+
+# Gluon takes some of Python: no enumerate, no starred lists, no chained conditions on constants.
+# ruff: noqa: RUF005, SIM108, SIM113
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from ._attention_hopper_tiles import AVAILABLE, ROWS, described, items
+
+if AVAILABLE:
+    from ._attention_hopper_tiles import (
+        exponentials,
+        gl,
+        gluon,
+        key_blocks,
+        mbarrier,
+        rows_of,
+        seen_alone,
+        tma,
+        warpgroup_mma,
+        warpgroup_mma_wait,
+        work_tile,
+    )
+
+    @gluon.jit
+    def load_tiles(
+        q_source, k_source, v_source, q_tiles, k_tiles, v_tiles,
+        q_ready, q_empty, k_ready, k_empty, v_ready, v_empty,
+        heads, group, n_planes, n_blocks, together, n_items, n_k, low, high,
+        BLOCK_N: gl.constexpr, LEFT: gl.constexpr, RIGHT: gl.constexpr, GROUPS: gl.constexpr,
+        STAGES: gl.constexpr,
+    ):  # fmt: skip
+        """The one warp that loads: a block's queries, then its keys and values from right to left."""
+        ROWS: gl.constexpr = q_source.block_type.shape[2]
+        turn, count = 0, 0
+        for item in range(gl.program_id(0), n_items, gl.num_programs(0)):
+            block, plane = work_tile(item, n_blocks, n_planes, together, RIGHT)
+            batch, head = plane // heads, plane % heads
+            row = block * (ROWS * GROUPS)
+            start, _, _, stop = key_blocks(row, ROWS * GROUPS, low, high, n_k, BLOCK_N, LEFT, RIGHT)
+            mbarrier.wait(q_empty, (turn & 1) ^ 1)
+            for part in gl.static_range(GROUPS):
+                mbarrier.expect(q_ready, q_source.block_type.nbytes)
+                tma.async_copy_global_to_shared(
+                    q_source, [batch, head, row + part * ROWS, 0], q_ready, q_tiles.index(part)
+                )
+            turn += 1
+            for step in range(stop - start):
+                col = (stop - 1 - step) * BLOCK_N
+                at, phase = count % STAGES, (count // STAGES) & 1
+                mbarrier.wait(k_empty.index(at), phase ^ 1)
+                mbarrier.expect(k_ready.index(at), k_source.block_type.nbytes)
+                tma.async_copy_global_to_shared(
+                    k_source, [batch, head // group, col, 0], k_ready.index(at), k_tiles.index(at)
+                )
+                mbarrier.wait(v_empty.index(at), phase ^ 1)
+                mbarrier.expect(v_ready.index(at), v_source.block_type.nbytes)
+                tma.async_copy_global_to_shared(
+                    v_source, [batch, head // group, col, 0], v_ready.index(at), v_tiles.index(at)
+                )
+                count += 1
+
+    @gluon.jit
+    def probabilities(
+        raw, top, total, edge, row, col, n_k, low, high, factor,
+        LEFT: gl.constexpr, RIGHT: gl.constexpr, EXACT: gl.constexpr,
+    ):  # fmt: skip
+        """Of a block of scores, with what joins it to the blocks before: maximum, sum, shrinkage of both.
+
+        A row's maximum, scaled, is rounded alike in all that is made of it, so that the rounding cancels.
+        """
+        if edge:
+            raw = seen_alone(raw, row, col, n_k, low, high, LEFT, RIGHT)
+        new_top = gl.maximum(top, gl.max(raw, 1))
+        # Where a row has seen nothing yet, -inf less -inf would be no number.
+        anchor = gl.where(new_top == float("-inf"), 0.0, new_top)
+        p = exponentials(raw, anchor[:, None], factor, EXACT)
+        if EXACT:
+            shrink = gl.exp2((top - anchor) * factor)
+        else:
+            shrink = gl.exp2(top * factor - anchor * factor)
+        return p, new_top, total * shrink + gl.sum(p, 1), shrink
+
+    @gluon.jit
+    def block_step(
+        raw_layout: gl.constexpr, queries, k_tiles, v_tiles, k_ready, k_empty, v_ready, v_empty,
+        acc, weights, top, total, count, edge, row, col, n_k, low, high, factor,
+        LEFT: gl.constexpr, RIGHT: gl.constexpr, EXACT: gl.constexpr,
+        STAGES: gl.constexpr,
+    ):  # fmt: skip
+        """Scores of one more block; beside their softmax runs the product of the weights before them."""
+        at, phase = count % STAGES, (count // STAGES) & 1
+        before, phase_before = (count - 1) % STAGES, ((count - 1) // STAGES) & 1
+        ROWS: gl.constexpr = queries.shape[0]
+        BLOCK_N: gl.constexpr = k_tiles.shape[3]
+        raw = gl.zeros([ROWS, BLOCK_N], gl.float32, raw_layout)
+        mbarrier.wait(k_ready.index(at), phase)
+        raw = warpgroup_mma(queries, rows_of(k_tiles, at).permute((1, 0)), raw, use_acc=False, is_async=True)
+        mbarrier.wait(v_ready.index(before), phase_before)
+        acc = warpgroup_mma(weights, rows_of(v_tiles, before), acc, is_async=True)
+        raw = warpgroup_mma_wait(num_outstanding=1, deps=(raw,))
+        mbarrier.arrive(k_empty.index(at), count=1)
+        p, top, total, shrink = probabilities(
+            raw, top, total, edge, row, col, n_k, low, high, factor, LEFT, RIGHT, EXACT
+        )
+        acc, weights = warpgroup_mma_wait(num_outstanding=0, deps=(acc, weights))
+        mbarrier.arrive(v_empty.index(before), count=1)
+        shrink = gl.convert_layout(shrink, gl.SliceLayout(1, acc.type.layout))
+        weights = gl.convert_layout(p.to(weights.dtype), weights.type.layout)
+        return acc * shrink[:, None], weights, top, total
+
+    @gluon.jit
+    def attend(
+        out, lse, q_tiles, k_tiles, v_tiles,
+        q_ready, q_empty, k_ready, k_empty, v_ready, v_empty, o_b, o_h, o_n,
+        heads, n_planes, n_blocks, together, n_items, n_q, n_k, low, high, scale,
+        DIM_V: gl.constexpr, LEFT: gl.constexpr, RIGHT: gl.constexpr, EXACT: gl.constexpr,
+        GROUPS: gl.constexpr, STAGES: gl.constexpr, PART: gl.constexpr,
+    ):  # fmt: skip
+        """One group of four warps, which owns queries `PART` * 64 to 64 further of each block."""
+        dtype: gl.constexpr = q_tiles.dtype
+        ROWS: gl.constexpr = q_tiles.shape[3]
+        BLOCK_N: gl.constexpr = k_tiles.shape[3]
+        COLS_V: gl.constexpr = v_tiles.shape[4]
+        raw_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
+        acc_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLS_V, 16])
+        weight_layout: gl.constexpr = gl.DotOperandLayout(0, acc_layout, 2)
+        factor = scale * 1.4426950408889634
+        queries = rows_of(q_tiles, PART)
+        turn, count = 0, 0
+        for item in range(gl.program_id(0), n_items, gl.num_programs(0)):
+            block, plane = work_tile(item, n_blocks, n_planes, together, RIGHT)
+            batch, head = plane // heads, plane % heads
+            row = block * (ROWS * GROUPS)
+            start, whole, until, stop = key_blocks(row, ROWS * GROUPS, low, high, n_k, BLOCK_N, LEFT, RIGHT)
+            row += PART * ROWS
+            mbarrier.wait(q_ready, turn & 1)
+
+            # From right to left, where masks are needed first and the rows' maxima soon stand.
+            at, phase = count % STAGES, (count // STAGES) & 1
+            raw = gl.zeros([ROWS, BLOCK_N], gl.float32, raw_layout)
+            mbarrier.wait(k_ready.index(at), phase)
+            raw = warpgroup_mma(
+                queries, rows_of(k_tiles, at).permute((1, 0)), raw, use_acc=False, is_async=True
+            )
+            raw = warpgroup_mma_wait(num_outstanding=0, deps=(raw,))
+            mbarrier.arrive(k_empty.index(at), count=1)
+            count += 1
+            top = gl.full([ROWS], float("-inf"), gl.float32, gl.SliceLayout(1, raw_layout))
+            total = gl.full([ROWS], 0.0, gl.float32, gl.SliceLayout(1, raw_layout))
+            p, top, total, _ = probabilities(
+                raw,
+                top,
+                total,
+                stop > until,
+                row,
+                (stop - 1) * BLOCK_N,
+                n_k,
+                low,
+                high,
+                factor,
+                LEFT,
+                RIGHT,
+                EXACT,
+            )
+            weights = gl.convert_layout(p.to(dtype), weight_layout)
+            acc = gl.zeros([ROWS, COLS_V], gl.float32, acc_layout)
+
+            for step in range(1, stop - start):
+                at = stop - 1 - step
+                acc, weights, top, total = block_step(
+                    raw_layout, queries, k_tiles, v_tiles, k_ready, k_empty, v_ready, v_empty,
+                    acc, weights, top, total, count, (at < whole) | (at >= until), row, at * BLOCK_N,
+                    n_k, low, high, factor, LEFT, RIGHT, EXACT, STAGES,
+                )  # fmt: skip
+                count += 1
+            # No scores of this block of queries are to come: the next block's may.
+            mbarrier.arrive(q_empty, count=1)
+            turn += 1
+
+            before, phase_before = (count - 1) % STAGES, ((count - 1) // STAGES) & 1
+            mbarrier.wait(v_ready.index(before), phase_before)
+            acc = warpgroup_mma(weights, rows_of(v_tiles, before), acc, is_async=True)
+            acc, weights = warpgroup_mma_wait(num_outstanding=0, deps=(acc, weights))
+            mbarrier.arrive(v_empty.index(before), count=1)
+
+            empty = total == 0.0
+            total = gl.where(empty, 1.0, total)
+            log_sum = gl.where(empty, float("inf"), top + gl.log2(total) / factor)
+            i = row + gl.arange(0, ROWS, layout=gl.SliceLayout(1, raw_layout))
+            gl.store(lse + plane.to(gl.int64) * n_q + i, log_sum, mask=i < n_q)
+            result = acc * gl.convert_layout(1.0 / total, gl.SliceLayout(1, acc_layout))[:, None]
+            i = row + gl.arange(0, ROWS, layout=gl.SliceLayout(1, acc_layout))[:, None]
+            cols = gl.arange(0, COLS_V, layout=gl.SliceLayout(0, acc_layout))[None, :]
+            where = out + batch.to(gl.int64) * o_b + head.to(gl.int64) * o_h + i.to(gl.int64) * o_n + cols
+            gl.store(where, result.to(dtype), mask=(i < n_q) & (cols < DIM_V))
+
+    @gluon.jit
+    def forward_kernel(
+        q, k, v, out, lse, o_b, o_h, o_n,
+        heads, group, n_planes, n_blocks, together, n_items, n_q, n_k, low, high, scale,
+        DIM_V: gl.constexpr, LEFT: gl.constexpr, RIGHT: gl.constexpr, EXACT: gl.constexpr,
+        GROUPS: gl.constexpr, STAGES: gl.constexpr,
+    ):  # fmt: skip
+        """out = softmax(scores) v and the rows' log-sum-exp, as Triton's kernel of that name."""
+        dtype: gl.constexpr = q.dtype
+        BLOCK_N: gl.constexpr = k.block_type.shape[2]
+        q_tiles = gl.allocate_shared_memory(dtype, [GROUPS] + q.block_type.shape, q.layout)
+        k_tiles = gl.allocate_shared_memory(dtype, [STAGES] + k.block_type.shape, k.layout)
+        v_tiles = gl.allocate_shared_memory(dtype, [STAGES] + v.block_type.shape, v.layout)
+        q_ready = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+        q_empty = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+        k_ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+        k_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+        v_ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+        v_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+        mbarrier.init(q_ready, count=GROUPS)
+        mbarrier.init(q_empty, count=GROUPS)
+        for i in gl.static_range(STAGES):
+            mbarrier.init(k_ready.index(i), count=1)
+            mbarrier.init(v_ready.index(i), count=1)
+            mbarrier.init(k_empty.index(i), count=GROUPS)
+            mbarrier.init(v_empty.index(i), count=GROUPS)
+        if GROUPS == 2:
+            gl.warp_specialize(
+                [
+                    (attend, (
+                        out, lse, q_tiles, k_tiles, v_tiles, q_ready, q_empty, k_ready, k_empty,
+                        v_ready, v_empty, o_b, o_h, o_n, heads, n_planes, n_blocks, together, n_items,
+                        n_q, n_k, low, high, scale, DIM_V, LEFT, RIGHT, EXACT, GROUPS, STAGES, 0,
+                    )),
+                    (attend, (
+                        out, lse, q_tiles, k_tiles, v_tiles, q_ready, q_empty, k_ready, k_empty,
+                        v_ready, v_empty, o_b, o_h, o_n, heads, n_planes, n_blocks, together, n_items,
+                        n_q, n_k, low, high, scale, DIM_V, LEFT, RIGHT, EXACT, GROUPS, STAGES, 1,
+                    )),
+                    (load_tiles, (
+                        q, k, v, q_tiles, k_tiles, v_tiles,
+                        q_ready, q_empty, k_ready, k_empty, v_ready, v_empty,
+                        heads, group, n_planes, n_blocks, together, n_items, n_k, low, high,
+                        BLOCK_N, LEFT, RIGHT, GROUPS, STAGES,
+                    )),
+                ], [4, 1], [240, 24],
+            )  # fmt: skip
+        else:
+            gl.warp_specialize(
+                [
+                    (attend, (
+                        out, lse, q_tiles, k_tiles, v_tiles, q_ready, q_empty, k_ready, k_empty,
+                        v_ready, v_empty, o_b, o_h, o_n, heads, n_planes, n_blocks, together, n_items,
+                        n_q, n_k, low, high, scale, DIM_V, LEFT, RIGHT, EXACT, GROUPS, STAGES, 0,
+                    )),
+                    (attend, (
+                        out, lse, q_tiles, k_tiles, v_tiles, q_ready, q_empty, k_ready, k_empty,
+                        v_ready, v_empty, o_b, o_h, o_n, heads, n_planes, n_blocks, together, n_items,
+                        n_q, n_k, low, high, scale, DIM_V, LEFT, RIGHT, EXACT, GROUPS, STAGES, 1,
+                    )),
+                    (attend, (
+                        out, lse, q_tiles, k_tiles, v_tiles, q_ready, q_empty, k_ready, k_empty,
+                        v_ready, v_empty, o_b, o_h, o_n, heads, n_planes, n_blocks, together, n_items,
+                        n_q, n_k, low, high, scale, DIM_V, LEFT, RIGHT, EXACT, GROUPS, STAGES, 2,
+                    )),
+                    (load_tiles, (
+                        q, k, v, q_tiles, k_tiles, v_tiles,
+                        q_ready, q_empty, k_ready, k_empty, v_ready, v_empty,
+                        heads, group, n_planes, n_blocks, together, n_items, n_k, low, high,
+                        BLOCK_N, LEFT, RIGHT, GROUPS, STAGES,
+                    )),
+                ], [4, 4, 1], [160, 160, 24],
+            )  # fmt: skip
+
+
+def launch_forward(
+    q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, scale: float, low: int, high: int,
+    limits: tuple[bool, bool], together: int, programs: int, params: Mapping[str, int],
+) -> None:  # fmt: skip
+    """Run the forward.
+
+    Args:
+        q, k, v: (batch, heads, tokens, dim), 16 bits an element, rows aligned as the copy engine needs them.
+        out, lse: where the results go.
+        scale: of the scores.
+        low: key j is seen by query i only if ``j - i >= low``, if the first of `limits` is set.
+        high: and only if ``j - i <= high``, if the second is.
+        together: planes that are worked on at a time.
+        programs: how many the device holds at a time.
+        params: BLOCK (keys a tile), GROUPS, STAGES, PERSISTENT.
+    """
+    groups, block_n = params["GROUPS"], params["BLOCK"]
+    blocks, planes = -(-q.shape[2] // (ROWS * groups)), q.shape[0] * q.shape[1]
+    count, grid = items(blocks, planes, programs, params)
+    forward_kernel[(grid,)](
+        described(q, ROWS), described(k, block_n), described(v, block_n), out, lse, *out.stride()[:3],
+        q.shape[1], q.shape[1] // k.shape[1], planes, blocks, together, count, q.shape[2], k.shape[2],
+        low, high, scale, DIM_V=v.shape[3], LEFT=limits[0], RIGHT=limits[1],
+        EXACT=q.dtype == torch.float16, GROUPS=groups, STAGES=params["STAGES"], num_warps=4,
+        # What is not fused by name rounds once more: the maximum must do so everywhere alike.
+        maxnreg=168 if groups == 2 else 128, enable_fp_fusion=False,
+    )  # fmt: skip

@@ -1,0 +1,116 @@
+"""What the attention kernels for Hopper share: Gluon itself, the order of work, and descriptors.
+
+Gluon is Triton's own language below Triton, for what its compiler does not decide well by itself. It is
+experimental and is not interpreted: `AVAILABLE` says whether this Triton has what the kernels need.
+"""
+
+from typing import Any
+
+from torch import Tensor
+
+try:
+    from triton.experimental import gluon
+    from triton.experimental.gluon import language as gl
+    from triton.experimental.gluon.language.nvidia.hopper import (
+        mbarrier,
+        tma,
+        warpgroup_mma,
+        warpgroup_mma_wait,
+    )
+    from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+    AVAILABLE = hasattr(tma, "async_copy_global_to_shared") and hasattr(gl, "warp_specialize")
+except ImportError:
+    AVAILABLE = False
+
+#: Rows that a group of four warps owns: those of one matrix instruction.
+ROWS = 64
+
+if AVAILABLE:
+
+    @gluon.jit
+    def work_tile(item, n_blocks, n_planes, together, DESCENDING: gl.constexpr):
+        """The block and the plane (batch and head) of a piece of work, ordered as `work_item` orders them."""
+        bundle = item // (together * n_blocks)
+        width = gl.minimum(together, n_planes - bundle * together)
+        rest = item - bundle * together * n_blocks
+        block = rest // width
+        if DESCENDING:
+            block = n_blocks - 1 - block
+        return block, bundle * together + rest % width
+
+    @gluon.jit
+    def key_blocks(row, size, low, high, n_k, BLOCK_N: gl.constexpr, LEFT: gl.constexpr, RIGHT: gl.constexpr):
+        """Blocks of keys that the queries from `row` on see.
+
+        Returns:
+            start, whole, until, stop: some query sees those from start to stop, at least one block; each sees
+            those from whole to until, which need no mask.
+        """
+        stop = gl.cdiv(n_k, BLOCK_N)
+        start, whole, until = stop * 0, stop * 0, n_k // BLOCK_N
+        if RIGHT:
+            stop = gl.minimum(stop, gl.cdiv(gl.maximum(row + size + high, 1), BLOCK_N))
+            until = gl.minimum(until, gl.maximum(row + high + 1, 0) // BLOCK_N)
+        if LEFT:
+            start = gl.minimum(gl.maximum(row + low, 0) // BLOCK_N, stop - 1)
+            whole = gl.cdiv(gl.maximum(row + size - 1 + low, 0), BLOCK_N)
+        until = gl.minimum(gl.maximum(until, start), stop)
+        whole = gl.minimum(gl.maximum(whole, start), until)
+        return start, whole, until, stop
+
+    @gluon.jit
+    def rows_of(tiles, index):
+        """Buffer `index` of a ring as [rows, columns]."""
+        ROWS: gl.constexpr = tiles.shape[3]
+        COLS: gl.constexpr = tiles.shape[4]
+        return tiles.index(index).reshape([ROWS, COLS])
+
+    @gluon.jit
+    def seen_alone(raw, row, col, n_k, low, high, LEFT: gl.constexpr, RIGHT: gl.constexpr):
+        """The scores of the queries from `row` and the keys from `col` on: -inf where a key is not seen."""
+        layout: gl.constexpr = raw.type.layout
+        i = row + gl.arange(0, raw.shape[0], layout=gl.SliceLayout(1, layout))[:, None]
+        j = col + gl.arange(0, raw.shape[1], layout=gl.SliceLayout(0, layout))[None, :]
+        end = i * 0 + n_k
+        if RIGHT:
+            end = gl.minimum(i + (high + 1), end)
+        raw = gl.where(j < end, raw, float("-inf"))
+        if LEFT:
+            raw = gl.where(j >= i + low, raw, float("-inf"))
+        return raw
+
+    @gluon.jit
+    def exponentials(raw, reference, factor, EXACT: gl.constexpr):
+        """2 to the power of `factor` (raw - reference), with a reference that broadcasts.
+
+        One instruction scales and subtracts the reference, scaled and rounded beforehand. From scores of 2^28
+        on that rounding is 16 and more, which in fp16 is too much: with EXACT it does not take place.
+        """
+        if EXACT:
+            p = gl.exp2((raw - reference) * factor)
+        else:
+            p = gl.exp2(gl.fma(raw, factor, -(reference * factor)))
+        return p
+
+
+def described(x: Tensor, rows: int) -> Any:
+    """A descriptor of x, (batch, heads, tokens, dim), for tiles of `rows` tokens of one head."""
+    block = [1, 1, rows, max(16, 1 << (x.shape[3] - 1).bit_length())]
+    dtype = gl.float16 if str(x.dtype) == "torch.float16" else gl.bfloat16
+    layout = gl.NVMMASharedLayout.get_default_for(block, dtype)
+    return TensorDescriptor(x, list(x.shape), list(x.stride()), block, layout)
+
+
+def items(blocks: int, planes: int, programs: int, params: Any) -> tuple[int, int]:
+    """Pieces of work, and how many programs share them: as many as the device holds if PERSISTENT."""
+    count = blocks * planes
+    return count, min(count, programs) if params["PERSISTENT"] else count
+
+
+__all__ = ["AVAILABLE", "ROWS", "described", "items"]
+if AVAILABLE:
+    __all__ += [
+        "exponentials", "gl", "gluon", "key_blocks", "mbarrier", "rows_of", "seen_alone", "tma",
+        "warpgroup_mma", "warpgroup_mma_wait", "work_tile",
+    ]  # fmt: skip

@@ -1,0 +1,104 @@
+"""Attention's kernels with warps of different roles: their order of waits, their masks, their sums."""
+
+import pytest
+import torch
+from advisor.kernels import _attention_hopper_backward as backward
+from advisor.kernels import _attention_hopper_forward as forward
+from advisor.kernels import _attention_hopper_tiles as tiles
+from advisor.kernels import _attention_launch as launch
+from advisor.kernels import _attention_ops as ops
+from advisor.kernels.attention import attention, attention_reference
+
+from tests.kernels import gluon_stand_in
+
+pytestmark = pytest.mark.skipif(not tiles.AVAILABLE, reason="this Triton has no Gluon for Hopper")
+
+
+@pytest.fixture
+def by_roles(monkeypatch):
+    """Every call takes these kernels, with the parameters that the test sets."""
+    gluon_stand_in.install(monkeypatch, (tiles, forward, backward))
+    chosen = {"forward": launch.roles(64, 2), "query": launch.roles(64, 2), "key": launch.roles(64, 2)}
+    used = []
+
+    def pick(name):
+        def picked(q, options):
+            used.append(name)
+            return chosen[name]
+
+        return picked
+
+    for name, table in (("forward", ops.FORWARD), ("query", ops.QUERY_GRADIENT), ("key", ops.KEY_GRADIENT)):
+        monkeypatch.setattr(table, "pick_roles", pick(name))
+    monkeypatch.setattr(ops, "sm_count", lambda device: 3)
+    yield chosen
+    assert set(used) == {"forward", "query", "key"}
+
+
+def _check(n, m, heads=2, heads_k=2, dim=64, dim_v=64, dtype=torch.float16, batch=1, **options):
+    torch.manual_seed(0)
+    leaves = [
+        torch.randn(batch, rows, h, d).transpose(1, 2).to(dtype).requires_grad_()
+        for rows, h, d in ((n, heads, dim), (m, heads_k, dim), (m, heads_k, dim_v))
+    ]
+    out = attention(*leaves, **options)
+    grad = torch.randn_like(out)
+    ours = (out.detach(), *torch.autograd.grad(out, leaves, grad))
+    exact_leaves = [x.detach().double().requires_grad_() for x in leaves]
+    exact = attention_reference(*exact_leaves, **options)
+    theirs = (exact.detach(), *torch.autograd.grad(exact, exact_leaves, grad.double()))
+    # Probabilities and slopes are rounded to 16 bits before they are multiplied.
+    eps = torch.finfo(dtype).eps
+    for mine, other in zip(ours, theirs, strict=True):
+        assert float((mine.double() - other).norm() / other.norm().clamp_min(1e-9)) < 1.5 * eps
+
+
+@pytest.mark.parametrize("persistent", [0, 1])
+@pytest.mark.parametrize("groups", [2, 3])
+@pytest.mark.parametrize("options", [{}, {"causal": True}])
+def test_outputs_and_gradients_match_eager(by_roles, groups, persistent, options):
+    by_roles["forward"] = launch.roles(64, 2, groups, persistent)
+    by_roles["query"] = by_roles["key"] = launch.roles(64, 2, 2, persistent)
+    _check(400, 400, **options)
+
+
+@pytest.mark.parametrize("block", [64, 128])
+@pytest.mark.parametrize(
+    ("lengths", "options"),
+    [
+        ((300, 130), {"causal": True}),
+        ((130, 300), {"causal": True, "align": "lower_right"}),
+        ((200, 333), {}),
+        ((400, 400), {"window": (70, 20)}),
+        ((300, 300), {"causal": True, "window": (40, -1)}),
+        ((260, 130), {"window": (30, -1), "align": "lower_right"}),
+        ((1, 77), {}),
+    ],
+)
+def test_blocks_are_cut_where_the_mask_and_the_ends_cut_them(by_roles, block, lengths, options):
+    for name in by_roles:
+        by_roles[name] = launch.roles(block, 3)
+    _check(*lengths, **options)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_grouped_heads_and_odd_dimensions_match_eager(by_roles, dtype):
+    _check(140, 140, heads=4, heads_k=2, dim=24, dim_v=40, dtype=dtype, batch=2, causal=True)
+
+
+def test_few_key_heads_are_shared_out_in_parts(by_roles, monkeypatch):
+    monkeypatch.setattr(ops, "sm_count", lambda device: 1000)
+    _check(140, 140, heads=4, heads_k=1)
+
+
+def test_large_scores_stay_exact(by_roles):
+    # GIVEN scores of 1e8 and more, of which some are equal
+    torch.manual_seed(0)
+    q, k = (torch.randn(1, 1, 70, 16).sign().to(torch.float16) * 1e4 for _ in range(2))
+    v = torch.randn(1, 1, 70, 16).to(torch.float16)
+    leaves = [x.requires_grad_() for x in (q, k, v)]
+    out = attention(*leaves)
+    exact = attention_reference(*(x.detach().double() for x in leaves))
+    assert (out.double() - exact).abs().max() < 4e-3
+    gradients = torch.autograd.grad(out.sum(), leaves)
+    assert all(g.isfinite().all() for g in gradients)
