@@ -22,7 +22,7 @@ from advisor.cli._units import POSITIVE, Percent
 )
 @click.option("--json", "json_to", metavar="FILE|-", help="Write the comparison as JSON; - is stdout.")
 @click.option("--markdown", "markdown_to", metavar="FILE|-", help="Write it as Markdown; - is stdout.")
-@click.option("--force", is_flag=True, help="Overwrite files.")
+@click.option("--force", is_flag=True, help="Overwrite files that are no reports too.")
 @click.option("-q", "--quiet", is_flag=True, help="Nothing on the terminal but errors.")
 def command(
     before: str,

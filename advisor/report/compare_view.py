@@ -89,7 +89,7 @@ def _lines(shown: Comparison) -> Iterator[str]:
         if rest := _rest(kernels):
             yield rest
             yield ""
-    yield f"<sub>{code(shown.before.path)} and {code(shown.after.path)}</sub>"
+    yield f"<sub>training-advisor · {code(shown.before.path)} and {code(shown.after.path)}</sub>"
 
 
 def _changed(shown: Comparison) -> list[KernelChange]:

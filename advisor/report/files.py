@@ -20,6 +20,7 @@ GENERATOR = '<meta name="generator" content="training-advisor">'
 #: A report's mark is within this many bytes of its start or its end.
 _MARK_WITHIN = 4096
 _JSON_HEAD = re.compile(rb'\{\s*"schema_version":\s*"[^"]*",\s*"tool_version":')
+_COMPARISON_HEAD = re.compile(rb'\{\s*"verdict":\s*"[^"]*",\s*"outcome":\s*"[a-z]+",\s*"basis":')
 
 
 @contextmanager
@@ -53,7 +54,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def is_report(path: Path) -> bool:
-    """Whether a file is a report of this tool's, as page, JSON or Markdown, which a newer one may replace."""
+    """Whether a file is a report or comparison of this tool's, in any form: a newer one may replace it."""
     try:
         with path.open("rb") as file:
             head = file.read(_MARK_WITHIN)
@@ -62,7 +63,7 @@ def is_report(path: Path) -> bool:
     except OSError:
         return False
     page = head.lstrip().lower().startswith(b"<!doctype html") and GENERATOR.encode() in head
-    data = _JSON_HEAD.match(head) is not None
+    data = any(mark.match(head) for mark in (_JSON_HEAD, _COMPARISON_HEAD))
     lines = tail.rstrip().rsplit(b"\n", 1)
     prose = head.startswith(b"### ") and lines[-1].startswith(b"<sub>training-advisor ")
     return page or data or prose

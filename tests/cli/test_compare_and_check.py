@@ -67,6 +67,20 @@ def test_compare_as_json_has_the_figures(run: Run, slow: str, fast: str) -> None
     assert (memory["before"], memory["after"]) == (40_000_000_000, 50_000_000_000)
 
 
+def test_a_comparison_replaces_an_older_one_and_nothing_else(
+    run: Run, tmp_path: Path, slow: str, fast: str
+) -> None:
+    for option, name in (("--json", "found.json"), ("--markdown", "found.md")):
+        target = tmp_path / name
+        assert run("compare", slow, fast, option, str(target), "-q")[0] == 0
+        first = target.read_text()
+        assert run("compare", fast, slow, option, str(target), "-q")[0] == 0
+        assert target.read_text() != first
+        target.write_text("my notes")
+        assert run("compare", slow, fast, option, str(target), "-q")[0] == 2
+        assert target.read_text() == "my notes"
+
+
 def test_compare_takes_a_run_folder(run: Run, tmp_path: Path, fast: str) -> None:
     folder = tmp_path / "run"
     folder.mkdir()
