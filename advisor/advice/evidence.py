@@ -16,7 +16,7 @@ from advisor.roofline.costs import Tensor
 if TYPE_CHECKING:
     from advisor.advice.loop import Loop
 
-_MAX_NAME = 64
+_MAX_NAME, _MAX_PATH = 64, 160
 _INDEX = re.compile(r"\b\d+\b")
 
 
@@ -32,7 +32,7 @@ def kernel_lines(loop: Loop, rows: Iterable[int], limit: int = 4) -> list[str]:
             time[key][1] += loop.rows.dur_ns[row] / loop.steps
     worst = sorted(time.items(), key=lambda item: -item[1][1])[:limit]
     return [
-        f"{op or 'no operator'}: {count(number, 'launch')} of "
+        f"{_short(op) or 'no operator'}: {count(number, 'launch')} of "
         f"{short_kernel(kernel)}, {duration(spent)} ({percent(loop.share(spent))})"
         for (op, kernel), (number, spent) in worst
     ]
@@ -43,14 +43,18 @@ def module_line(loop: Loop, rows: Iterable[int]) -> list[str]:
     paths = Counter(
         _INDEX.sub("*", path) for row in rows if (path := loop.module_of(row)) is not None and path
     )
-    return [f"in {', '.join(path for path, _ in paths.most_common(3))}"] if paths else []
+    return [f"in {', '.join(_short(path, _MAX_PATH) for path, _ in paths.most_common(3))}"] if paths else []
 
 
 def short_kernel(name: str) -> str:
     """A kernel's name without return type, namespaces and template arguments."""
     bare = re.sub(r"^void\s+", "", name).replace("(anonymous namespace)::", "")
     head = bare.split("<")[0].split("(")[0].split("::")[-1] or bare
-    return head if len(head) <= _MAX_NAME else f"{head[: _MAX_NAME - 1]}…"
+    return _short(head)
+
+
+def _short(name: str, most: int = _MAX_NAME) -> str:
+    return name if len(name) <= most else f"{name[: most - 1]}…"
 
 
 def shape(tensor: Tensor) -> str:

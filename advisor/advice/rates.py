@@ -135,7 +135,7 @@ def attention_ns(
     dtype: str,
     masked: bool = False,
 ) -> tuple[Estimate, Estimate] | None:
-    """Time of fused attention forward and backward; None where the device has no roof for it.
+    """Time of fused attention forward and backward; None where the device has no roof for it, or no query is.
 
     Args:
         device: it runs on.
@@ -150,7 +150,7 @@ def attention_ns(
     pipe = f"tensor_{dtype}" if dtype in ("bf16", "fp16") else "tensor_tf32"
     has_pipe, bandwidth = device.peak(pipe), device.bandwidth_bytes_per_s
     peak = has_pipe or device.peak("vector_fp32")
-    if not peak or not bandwidth:
+    if not peak or not bandwidth or queries < 1:
         return None
     arch = "sm_90" if device.arch >= "sm_90" or device.arch.startswith("sm_1") else "sm_80"
     # Before compute capability 8.0 there is the memory-efficient kernel alone.

@@ -75,10 +75,10 @@ def count(number: float, noun: str, does: str = "", *, what: str = "") -> str:
 
 
 def one_line(value: object) -> str:
-    """A value out of a trace on one line, for a comment in code.
+    """A value out of a trace on one line, for a comment in code; what cannot be shown is left out.
 
     Example:
-        >>> one_line("DDP\nimport os")
+        >>> one_line("DDP\\nimport os\\0")
         'DDP import os'
     """
-    return " ".join(str(value).split())[:80]
+    return " ".join("".join(c if c.isprintable() else " " for c in str(value)).split())[:80]

@@ -98,11 +98,16 @@ def _parse_argument(shape: object, kind: object, strides: object) -> Arg:
 
 def _parse_strides(value: object, sizes: tuple[int, ...]) -> tuple[int, ...] | None:
     """One stride a dimension; None where there are more or fewer."""
-    strides = _parse_sizes(value)
+    strides = _integers(value)
     return strides if strides is not None and len(strides) == len(sizes) else None
 
 
 def _parse_sizes(value: object) -> tuple[int, ...] | None:
+    sizes = _integers(value)
+    return sizes if sizes is None or min(sizes, default=0) >= 0 else None
+
+
+def _integers(value: object) -> tuple[int, ...] | None:
     if not isinstance(value, (list, tuple)):
         return None
     if not all(isinstance(size, int) and not isinstance(size, bool) for size in value):

@@ -241,3 +241,10 @@ def test_fused_attention_is_promised_at_the_rate_of_the_kernel_that_the_device_h
 
     # GIVEN devices of one speed THEN the one before FlashAttention takes about twice as long
     assert 1.5 < likely_ns("sm_75") / likely_ns("sm_80") < 3
+
+
+def test_attention_of_no_tokens_is_not_timed():
+    sizes = {"dim": 64, "dim_v": 64, "batch_heads": 96, "causal": True, "dtype": "bf16"}
+    device = find_device(None, override="h100-sxm-80gb")
+    assert attention_ns(device, entries=0, queries=0, **sizes) is None
+    assert attention_ns(device, entries=96 * 64**2, queries=64, **sizes) is not None

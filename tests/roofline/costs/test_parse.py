@@ -43,7 +43,7 @@ def test_absent_or_broken_dims_give_no_arguments(dims):
     assert parse_inputs(dims) == ((), ())
 
 
-@pytest.mark.parametrize("shape", ["2x3", [2, "3"], [2.5], None, [True]])
+@pytest.mark.parametrize("shape", ["2x3", [2, "3"], [2.5], None, [True], [4, -1]])
 def test_a_malformed_shape_is_no_tensor(shape):
     assert parse_inputs([shape], ["float"])[0] == (None,)
 
