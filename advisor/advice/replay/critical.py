@@ -64,10 +64,10 @@ def critical_path(change: Change, speed: Speed) -> CriticalPath:
     graph = change.graph
     tape = tape_of(change, speed)
     whole = period_ns(tape)
-    row = np.array(tape.row, np.int64)
+    row = tape.row
     launches = np.flatnonzero(row >= 0)
     classes = graph.analysis.classes[row[launches]]
-    dur = np.array(tape.dur_ns)
+    dur = tape.dur_ns
 
     def felt(shorter: np.ndarray | None = None, host: float = 1.0, loader: float = 1.0) -> float:
         lengths = dur.copy()
@@ -75,8 +75,8 @@ def critical_path(change: Change, speed: Speed) -> CriticalPath:
             lengths[launches[shorter]] *= 1.0 - _LITTLE
         played = replace(
             tape,
-            dur_ns=lengths.tolist(),
-            at_ns=[at * host for at in tape.at_ns] if host != 1.0 else tape.at_ns,
+            dur_ns=lengths,
+            at_ns=tape.at_ns * host,
             host_ns=tape.host_ns * host,
             loader_ns=tape.loader_ns * loader,
         )

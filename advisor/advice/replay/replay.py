@@ -198,8 +198,7 @@ class Replay:
         tried += [self._step_ns(changes["optimistic"], speed) for speed in every]
         seen = seen_drift(self._analysis.timeline.trace.context, before) if self.debiased else 0.0
         noise = max(DRIFT, seen) * math.hypot(before, likely)
-        host = self._host_drift(changes["likely"])
-        noise = math.hypot(noise, self._host_drift(Change(self.graph)), host)
+        noise = math.hypot(noise, self._unedited_drift_ns, self._host_drift_ns(changes["likely"], likely))
         if self.graph.fetching.any():
             drifted = replace(speeds.likely, fetch=speeds.likely.fetch + FETCH_DRIFT)
             scale = self._result_scale(speeds.likely)
@@ -207,11 +206,15 @@ class Replay:
             noise = math.hypot(noise, slower)
         return Outcome(likely, min(*tried, likely), max(*tried, likely), NINE_IN_TEN * noise)
 
-    def _host_drift(self, change: Change) -> float:
-        """What a step takes longer if the host happens to be slower."""
+    @cached_property
+    def _unedited_drift_ns(self) -> float:
+        return self._host_drift_ns(Change(self.graph), self.baseline_ns)
+
+    def _host_drift_ns(self, change: Change, step_ns: float) -> float:
+        """What a step takes longer than usual if the host happens to be slower."""
         speed = self.speeds.likely
         slower = replace(speed, host=speed.host * (1 + HOST_DRIFT), long=speed.long * (1 + HOST_DRIFT))
-        return max(self._play(change, slower) - self._play(change, speed), 0.0) * self._result_scale(speed)
+        return max(self._play(change, slower) * self._result_scale(speed) - step_ns, 0.0)
 
     def critical_path(self, edits: Sequence[Edit] = (), *, profiled: bool = False) -> CriticalPath:
         """What the step's time is made of along its critical path.

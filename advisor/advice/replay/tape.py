@@ -1,4 +1,4 @@
-"""One round of steps as plain lists, ready to play."""
+"""One round of steps as plain columns, ready to play."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from advisor.advice.replay.graph import LAUNCH, Graph
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tape:
-    """One round of steps, ready to play. Columns are lists with one entry an item, in the host's order.
+    """One round of steps, ready to play. Columns have one entry an item, in the host's order.
 
     Attributes:
         kind: see `advisor.advice.replay.graph`.
@@ -30,14 +30,14 @@ class Tape:
         loader_ns: time between batches of the loader's workers; 0 where they keep up.
     """
 
-    kind: list[int]
-    at_ns: list[float]
-    stream: list[int]
-    delay_ns: list[float]
-    gap_ns: list[float]
-    dur_ns: list[float]
-    slot: list[int]
-    row: list[int]
+    kind: np.ndarray
+    at_ns: np.ndarray
+    stream: np.ndarray
+    delay_ns: np.ndarray
+    gap_ns: np.ndarray
+    dur_ns: np.ndarray
+    slot: np.ndarray
+    row: np.ndarray
     host_ns: float
     stream_count: int
     slot_count: int
@@ -104,9 +104,8 @@ def tape_of(change: Change, speed: Speed) -> Tape:
     place = np.argsort(order, kind="stable")
     place = place[kept[place]]
     columns[1] = columns[1].astype(float)
-    lists = [column[place] for column in columns]
-    lists[1] = lists[1] + np.cumsum(extra[place])
-    kind, at, stream, delay, gap, dur, slot, row = (column.tolist() for column in lists)
+    kind, at, stream, delay, gap, dur, slot, row = (column[place] for column in columns)
+    at = at + np.cumsum(extra[place])
     return Tape(
         kind=kind,
         at_ns=at,
