@@ -7,7 +7,6 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -19,7 +18,7 @@ from advisor.swap.examples import CAP_BYTES
 from advisor.swap.find import Finder, Skipped
 from advisor.swap.journal import Journal
 from advisor.swap.rewrite.backend import MEMORY_BYTES
-from advisor.swap.rewrite.record import CudaRecorder
+from advisor.swap.rewrite.record import CudaRecorder, Recorder
 from advisor.swap.session import Swapper, followed
 from advisor.swap.site import Outcome, Site
 from advisor.swap.table import places
@@ -238,12 +237,10 @@ class Engine:
                 self._patterns.close()
             self._patterns, self._model, self._optimizers = None, None, ()
 
-    def _recorder(self) -> Callable[[], CudaRecorder]:
+    def _recorder(self) -> Callable[[], Recorder]:
         device = self._model.device
-        # What the loop has taken so far, the recorded step may take too.
-        known = device.type == "cuda" and not self._allow_memory
-        limit_bytes = torch.cuda.max_memory_reserved(device) if known else None
-        return partial(CudaRecorder, device, limit_bytes)
+        loop_bytes = torch.cuda.max_memory_reserved(device) if device.type == "cuda" else 0
+        return lambda: CudaRecorder(device, loop_bytes, may_grow=self._allow_memory)
 
     def _headroom_bytes(self) -> int | None:
         return headroom_bytes(self._model.device.type)

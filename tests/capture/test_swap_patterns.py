@@ -154,7 +154,7 @@ def test_a_rewritten_step_is_replayed_and_trains_the_same_way(pl, tmp_path, monk
     # GIVEN something that records on the CPU as CUDA graphs are recorded
     made = []
     monkeypatch.setattr(swapping_engine, "RECORDABLE", ("cpu",))
-    monkeypatch.setattr(swapping_engine, "CudaRecorder", lambda *_: made.append(OnCpu()) or made[-1])
+    monkeypatch.setattr(swapping_engine, "CudaRecorder", lambda *_, **__: made.append(OnCpu()) or made[-1])
     plain = make_model(pl)
     make_trainer(pl, tmp_path).fit(plain, rows(BATCHES))
     model = make_model(pl)
@@ -176,7 +176,7 @@ def test_a_step_that_cannot_be_recorded_is_swapped_unreplayed_and_says_so(pl, tm
             raise Unrecordable("the host waits for the device within it")
 
     monkeypatch.setattr(swapping_engine, "RECORDABLE", ("cpu",))
-    monkeypatch.setattr(swapping_engine, "CudaRecorder", lambda *_: Broken())
+    monkeypatch.setattr(swapping_engine, "CudaRecorder", lambda *_, **__: Broken())
     make_trainer(pl, tmp_path, advisor()).fit(make_model(pl), rows(BATCHES))
     found = result(tmp_path)
     assert found["kept"] is True, found
@@ -185,7 +185,7 @@ def test_a_step_that_cannot_be_recorded_is_swapped_unreplayed_and_says_so(pl, tm
 
 def test_with_replay_switched_off_nothing_is_recorded(pl, tmp_path, monkeypatch):
     monkeypatch.setattr(swapping_engine, "RECORDABLE", ("cpu",))
-    monkeypatch.setattr(swapping_engine, "CudaRecorder", lambda *_: pytest.fail("recorded"))
+    monkeypatch.setattr(swapping_engine, "CudaRecorder", lambda *_, **__: pytest.fail("recorded"))
     monkeypatch.setenv("ADVISOR_SWAP_REPLAY", "0")
     make_trainer(pl, tmp_path, advisor()).fit(make_model(pl), rows(BATCHES))
     assert result(tmp_path)["kept"] is True

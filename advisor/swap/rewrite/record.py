@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 
 _T = TypeVar("_T")
+#: Of the device's memory, what nothing may count on.
+_SPARE_BYTES = 2**29
 
 
 class Unrecordable(Exception):
@@ -59,11 +61,12 @@ class CudaRecorder:
 
     Args:
         device: whose work.
-        limit_bytes: what the process may hold of the device's memory with the recording; None for any.
+        loop_bytes: what the loop has held of the device's memory so far.
+        may_grow: whether the recorded step may hold more.
     """
 
-    def __init__(self, device: torch.device, limit_bytes: int | None = None) -> None:
-        self._device, self._limit_bytes = device, limit_bytes
+    def __init__(self, device: torch.device, loop_bytes: int = 0, *, may_grow: bool = False) -> None:
+        self._device, self._loop_bytes, self._may_grow = device, loop_bytes, may_grow
         self._stream = torch.cuda.Stream(device)
         self._pool = torch.cuda.graph_pool_handle()
         self.held_bytes = 0
@@ -94,11 +97,21 @@ class CudaRecorder:
         torch.cuda.synchronize(self._device)
         now = torch.cuda.memory_reserved(self._device)
         self.held_bytes = max(0, now - before)
-        if self._limit_bytes is not None and now > self._limit_bytes:
-            raise Unrecordable(
-                f"it would hold {self.held_bytes / 1e9:.1f} GB, more than the loop has had of memory"
-            )
+        self._refuse_what_does_not_fit(now)
         return Recorded(outputs, gradients, replay_forward, replay_backward)
+
+    def _refuse_what_does_not_fit(self, now_bytes: int) -> None:
+        """The step as it was must find its memory beside the recording: it is compared, and put back."""
+        free, _ = torch.cuda.mem_get_info(self._device)
+        need = self._loop_bytes + self.held_bytes + _SPARE_BYTES
+        if free + now_bytes < need:
+            raise Unrecordable(
+                f"beside the loop there is no room for the {self.held_bytes / 1e9:.1f} GB of it"
+            )
+        if self._loop_bytes and now_bytes > self._loop_bytes and not self._may_grow:
+            raise Unrecordable(
+                f"it holds {self.held_bytes / 1e9:.1f} GB, with which memory would grow beyond the loop's own"
+            )
 
     def _captured(self, run: Callable[[], _T]) -> tuple[_T, Callable[[], None]]:
         graph = torch.cuda.CUDAGraph()
