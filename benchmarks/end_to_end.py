@@ -2,7 +2,7 @@
 
     python benchmarks/end_to_end.py --quick                 one round each, under twelve minutes on an H200
     python benchmarks/end_to_end.py                         three rounds, all variants, loss curves of all
-    python benchmarks/end_to_end.py --only gpt2 --variants eager swap
+    python benchmarks/end_to_end.py --only gpt2 --variants eager swap swap_unreplayed
     python benchmarks/end_to_end.py --tiny --only mixer     tiny models on the CPU: does it run at all
 
 A process a model. In it the variants take turns, a fresh model each: every round trains each of them for some
@@ -19,19 +19,23 @@ import contextlib
 import datetime
 import gc
 import json
+import logging
+import os
 import platform
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
-VARIANTS = ("eager", "swap", "compile", "liger", "swap_compile")
+#: "swap_unreplayed" swaps and leaves the step unreplayed, to tell what each of the two is worth.
+VARIANTS = ("eager", "swap", "compile", "liger", "swap_compile", "swap_unreplayed")
 #: Variants of a quick run, besides the eager loop's second turn; the model that matters most gets all.
 QUICK, QUICK_FIRST = ("eager", "swap", "compile"), "gpt2"
 #: Batches before steps are timed: those that warm up, and those in which swap decides.
@@ -62,7 +66,9 @@ def train(
     """One run of a Trainer.
 
     Returns:
-        ``step_ms`` of the last `timed` steps and ``peak_bytes`` in them; ``losses``, ``seconds``, ``swaps``.
+        ``step_ms`` of the last `timed` steps, ``host_ms`` from each one's start to its end on the host,
+        ``garbage_ms`` of Python's collector and ``peak_bytes`` in them; ``losses``, ``seconds``, ``swaps``,
+        ``stages`` of the trying.
     """
     import torch
     from end_to_end_models import lightning, module
@@ -77,13 +83,21 @@ def train(
     class Watch(light.Callback):
         def __init__(self) -> None:
             self.clock, self.losses, self.peak_bytes = StepClock(kind), [], None
+            self.host_ms: list[float] = []
+            self.garbage = Garbage()
+
+        def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+            self.start_s = time.perf_counter()
 
         def on_train_batch_end(
             self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
         ) -> None:
             self.losses.append(outputs["loss"].detach())
+            if batch_idx >= steps - timed:
+                self.host_ms.append((time.perf_counter() - self.start_s) * 1e3)
             if batch_idx == steps - timed - 1:
                 device.reset_peak(kind)
+                self.garbage.ms = 0.0
             if batch_idx >= steps - timed - 1:
                 self.clock.mark()
             if batch_idx == steps - 1:
@@ -107,9 +121,12 @@ def train(
         default_root_dir=str(folder), **lightning_options,
     )  # fmt: skip
     start_s = time.monotonic()
-    trainer.fit(loop, Repeated(batches, steps))
+    with environment(variant), Stages() as stages, watch.garbage:
+        trainer.fit(loop, Repeated(batches, steps))
     found: dict[str, Any] = {
         "step_ms": watch.clock.distances_ms(),
+        "host_ms": watch.host_ms,
+        "garbage_ms": watch.garbage.ms,
         "peak_bytes": watch.peak_bytes,
         "losses": [float(loss) for loss in watch.losses],
         "seconds": round(time.monotonic() - start_s, 1),
@@ -117,7 +134,66 @@ def train(
     told = next(folder.rglob("swaps.json"), None)
     if told is not None:
         found["swaps"] = json.loads(told.read_text())
+        found["stages"] = stages.found
     return found
+
+
+@contextlib.contextmanager
+def environment(variant: str) -> Iterator[None]:
+    """What a variant sets in the environment."""
+    if variant != "swap_unreplayed":
+        yield
+        return
+    from advisor.capture.swapping_engine import REPLAY
+
+    os.environ[REPLAY] = "0"
+    try:
+        yield
+    finally:
+        del os.environ[REPLAY]
+
+
+class Stages(logging.Handler):
+    """What trying the sites took, in seconds, as swap logs it for debugging."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.DEBUG)
+        self.found: list[dict[str, Any]] = []
+        self._log = logging.getLogger("advisor.swap")
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if hasattr(record, "swap"):
+            told = record.swap.items()
+            self.found.append({k: round(v, 3) if isinstance(v, float) else v for k, v in told})
+
+    def __enter__(self) -> Stages:
+        self._level = self._log.level
+        self._log.setLevel(logging.DEBUG)
+        self._log.addHandler(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._log.removeHandler(self)
+        self._log.setLevel(self._level)
+
+
+class Garbage:
+    """Time that Python's collector takes, within."""
+
+    ms = 0.0
+
+    def _tell(self, phase: str, _info: dict[str, int]) -> None:
+        if phase == "start":
+            self._start_s = time.perf_counter()
+        else:
+            self.ms += (time.perf_counter() - self._start_s) * 1e3
+
+    def __enter__(self) -> Garbage:
+        gc.callbacks.append(self._tell)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        gc.callbacks.remove(self._tell)
 
 
 class Repeated:
@@ -138,10 +214,13 @@ def summary(rounds: list[dict[str, Any]]) -> dict[str, Any]:
     medians = [statistics.median(one["step_ms"]) for one in rounds if one["step_ms"]]
     every = [value for one in rounds for value in one["step_ms"]]
     peaks = [one["peak_bytes"] for one in rounds if one["peak_bytes"] is not None]
+    host = [value for one in rounds for value in one.get("host_ms", ())]
     found: dict[str, Any] = {
         "step_ms": round(statistics.median(every), 4) if every else None,
         "rounds_ms": [round(value, 4) for value in medians],
         "steps": len(every),
+        "host_ms": round(statistics.median(host), 4) if host else None,
+        "garbage_ms": [round(one["garbage_ms"], 2) for one in rounds if "garbage_ms" in one],
         "peak_bytes": max(peaks, default=None),
         "run_s": [one["seconds"] for one in rounds],
     }
@@ -153,9 +232,10 @@ def summary(rounds: list[dict[str, Any]]) -> dict[str, Any]:
             "pause_s": swaps["pause_s"],
             "steps": swaps["steps"],
             "sites": [
-                {key: site[key] for key in ("kind", "what", "calls_per_step", "chosen", "reason")}
+                {key: site[key] for key in ("kind", "what", "calls_per_step", "chosen", "reason", "trials")}
                 for site in swaps["sites"]
             ],
+            "stages": rounds[-1].get("stages"),
             "remarks": swaps["remarks"][:20],
         }
     return found
@@ -318,7 +398,8 @@ def _line(figures: dict[str, Any]) -> str:
         return str(figures.get("skipped") or figures.get("failed"))
     peak = f"{figures['peak_bytes'] / 1e9:6.2f} GB" if figures["peak_bytes"] else "-"
     swaps = figures.get("swaps", {}).get("verdict", "")
-    return f"{figures['step_ms']:9.2f} ms  {peak}  {figures['run_s'][-1]:6.1f} s  {swaps}"
+    host = f"{figures['host_ms']:7.2f} ms host" if figures.get("host_ms") is not None else ""
+    return f"{figures['step_ms']:9.2f} ms {host} {peak}  {figures['run_s'][-1]:6.1f} s  {swaps}"
 
 
 def start_record(args: argparse.Namespace) -> dict[str, Any]:
