@@ -36,7 +36,8 @@ def dataloader(loop: Loop) -> Iterator[Finding]:
     that do not keep up, more are needed, or cheaper samples.
 
     Recognised by the DataLoader's own ranges (or the capture's input phase, for another iterable) in steady
-    steps. The new step is played with a batch every `fetch time / workers`, and no sooner than one thread
+    steps; or, since workers run ahead while a profiler starts, by steps without it that are longer than host
+    and device explain. The new step is played with a batch every `fetch time / workers`, and no sooner than one thread
     can move it into pinned memory. Silent where a fetch takes under 2 % of the step, or where the GPU is
     behind anyway so that the wait hides behind its work.
     """
@@ -77,6 +78,7 @@ def dataloader(loop: Loop) -> Iterator[Finding]:
         evidence=[
             f"{fetches.iterator or 'input phase'}: {duration(wait_ns)} a fetch, "
             f"{percent(min(share, 1.0))} of the step",
+            *_unseen(loop),
             *loader_settings(loop),
             *_inside(loop),
             f"{size(moved)} a step go to the device" if moved else "no copy to the device was seen",
@@ -98,6 +100,18 @@ def dataloader(loop: Loop) -> Iterator[Finding]:
         if in_process or workers
         else "how many workers there are is not in the trace: twice as many assumed",
     )
+
+
+def _unseen(loop: Loop) -> list[str]:
+    """What to know of workers that hold up the loop, but no fetch of the capture."""
+    loader = loop.replay.graph.loader
+    if not loop.replay.loader_ns or loader.waits:
+        return []
+    longest_ns = int((loader.end_ns - loader.start_ns).max(initial=0))
+    return [
+        f"in the capture no fetch takes more than {duration(longest_ns)}: it lives from the workers' queue, "
+        "which filled while the profiler started; host and device alone would be faster than the loop is"
+    ]
 
 
 def _fetch_ns(loop: Loop, in_process: bool) -> float:

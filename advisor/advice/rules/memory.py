@@ -33,7 +33,8 @@ def room(loop: Loop) -> Iterator[Finding]:
     Recognised where peak memory, as the capture recorded it, is under half of the device's and the device
     idles for over 15 % of the step or spends a quarter of its time in kernels too small to fill it. No
     saving is told, since a step with more samples is not the same step. Silent in loops that keep the
-    device busy; not applicable without the capture's figures.
+    device busy, or that wait for a loader's workers, who would take longer for a larger batch; not applicable
+    without the capture's figures.
     """
     peak, total = loop.peak_memory_bytes, loop.memory_bytes
     loop.require(peak and total, "peak memory was not recorded")
@@ -44,6 +45,8 @@ def room(loop: Loop) -> Iterator[Finding]:
     small_share = loop.per_step_ns(small) / busy_ns
     idle = max(0.0, 1 - loop.busy_share)
     if peak > _ROOM * total or (idle < _IDLE and small_share < _SMALL_KERNELS):
+        return
+    if loop.replay.loader_ns:
         return
     batch = loop.setting("loader", "batch_size")
     known = isinstance(batch, int) and batch > 0

@@ -76,6 +76,30 @@ def test_workers_that_are_behind_are_told_how_many_would_keep_up():
     assert "num_workers=10,   # was 4" in found.fix
 
 
+def test_workers_that_are_behind_are_told_though_the_capture_lives_from_their_queue():
+    # GIVEN 600 operators of 8 µs, and steps that take twice as long without the profiler as in the capture
+    def script(step: Step) -> None:
+        step.range(FROM_WORKERS, 0, 100)
+        host_us = training(step, at=120)
+        for number in range(600):
+            step.op("aten::view", host_us + 8 * number, 8)
+
+    builder = Builder()
+    for number in range(4):
+        builder.step(number, 10_000 + 5_100 * number, 5_100)
+        script(Step(builder, 10_000 + 5_100 * number, number))
+    builder.context(loader={"num_workers": 2})
+    analysis = analyse_timeline(builder.join(), baseline_step_ms=10.0)
+    loop = Loop(analysis, Replay(analysis))
+    (found,) = audit("input.dataloader", loop)
+
+    assert "its workers do not keep up" in found.title
+    assert any("no fetch takes more than 0.10 ms" in line for line in found.evidence)
+    # THEN two workers take 20 ms for a batch each, and the rest of a step some 2 ms
+    assert "num_workers=10" in found.fix
+    assert saving(found, loop).likely_ns > 5_000
+
+
 def test_taking_a_ready_batch_from_workers_is_no_waiting():
     assert audit("input.dataloader", loop_of(fetching(FROM_WORKERS, 300), step_us=10_000)) == []
 

@@ -31,6 +31,14 @@ def test_an_idle_device_without_room_is_not():
     assert audit("memory.room", loop_of(training, **memory(60 * GB))) == []
 
 
+def test_a_device_that_idles_for_want_of_batches_is_not():
+    def script(step: Step) -> None:
+        step.range("enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__", 0, 5_000)
+        training(step, at=5_010)
+
+    assert audit("memory.room", loop_of(script, step_us=5_200, **memory(10 * GB))) == []
+
+
 def test_a_busy_device_with_room_is_not():
     def script(step: Step) -> None:
         step.wait(training(step, kernel_us=150))
