@@ -21,6 +21,8 @@ if AVAILABLE:
         gl,
         gluon,
         key_blocks,
+        load_bits,
+        masked_by,
         mbarrier,
         rows_of,
         seen_alone,
@@ -67,15 +69,16 @@ if AVAILABLE:
 
     @gluon.jit
     def query_step(
-        queries, grads, k_tiles, v_tiles, ready, empty, acc, row_lse, row_delta, count, edge, row, col,
-        n_k, low, high, factor,
-        raw_layout: gl.constexpr, LEFT: gl.constexpr, RIGHT: gl.constexpr, EXACT: gl.constexpr,
+        queries, grads, k_tiles, v_tiles, ready, empty, acc, row_lse, row_delta, count, edge, words, row, col,
+        n_q, n_k, low, high, factor,
+        raw_layout: gl.constexpr, MASKED: gl.constexpr, LEFT: gl.constexpr, RIGHT: gl.constexpr, EXACT: gl.constexpr,
         STAGES: gl.constexpr,
     ):  # fmt: skip
         """dq with one more block of keys."""
         M: gl.constexpr = queries.shape[0]
         BLOCK: gl.constexpr = k_tiles.shape[3]
         at = count % STAGES
+        bits = load_bits(words + col // 32, row, n_q, BLOCK, raw_layout) if MASKED else 0
         mbarrier.wait(ready.index(at), (count // STAGES) & 1)
         keys, values = rows_of(k_tiles, at), rows_of(v_tiles, at)
         raw = gl.zeros([M, BLOCK], gl.float32, raw_layout)
@@ -83,6 +86,8 @@ if AVAILABLE:
         dp = gl.zeros([M, BLOCK], gl.float32, raw_layout)
         dp = warpgroup_mma(grads, values.permute((1, 0)), dp, use_acc=False, is_async=True)
         raw = warpgroup_mma_wait(num_outstanding=1, deps=(raw,))
+        if MASKED:
+            raw = masked_by(raw, bits)
         if edge:
             raw = seen_alone(raw, row, col, n_k, low, high, LEFT, RIGHT)
         p = exponentials(raw, row_lse[:, None], factor, EXACT)
@@ -96,10 +101,10 @@ if AVAILABLE:
 
     @gluon.jit
     def query_gradient(
-        out, grad, dq, lse, delta, q_tiles, g_tiles, k_tiles, v_tiles, own_ready, own_empty, ready, empty,
-        o_b, o_h, o_n, g_b, g_h, g_n, dq_b, dq_h, dq_n,
+        out, grad, dq, lse, delta, mask, q_tiles, g_tiles, k_tiles, v_tiles, own_ready, own_empty, ready, empty,
+        o_b, o_h, o_n, g_b, g_h, g_n, dq_b, dq_h, dq_n, m_b, m_h, m_m,
         heads, n_planes, n_blocks, together, n_items, n_q, n_k, low, high, scale,
-        DIM: gl.constexpr, DIM_V: gl.constexpr, LEFT: gl.constexpr, RIGHT: gl.constexpr,
+        DIM: gl.constexpr, DIM_V: gl.constexpr, MASKED: gl.constexpr, LEFT: gl.constexpr, RIGHT: gl.constexpr,
         EXACT: gl.constexpr, STAGES: gl.constexpr, PART: gl.constexpr,
     ):  # fmt: skip
         """One group of four warps: dq of 64 queries of each block, and their delta."""
@@ -134,13 +139,14 @@ if AVAILABLE:
             i = row + gl.arange(0, ROWS, layout=gl.SliceLayout(1, raw_layout))
             row_lse = gl.load(lse + plane.to(gl.int64) * n_q + i, mask=i < n_q, other=float("inf"))
 
+            words = mask + batch.to(gl.int64) * m_b + head.to(gl.int64) * m_h + i.to(gl.int64) * m_m
             acc = gl.zeros([ROWS, COLS], gl.float32, acc_layout)
             mbarrier.wait(own_ready, turn & 1)
             for step in range(start, stop):
                 acc = query_step(
                     queries, grads, k_tiles, v_tiles, ready, empty, acc, row_lse, row_delta, count,
-                    (step < whole) | (step >= until), row, step * BLOCK, n_k, low, high, factor,
-                    raw_layout, LEFT, RIGHT, EXACT, STAGES,
+                    (step < whole) | (step >= until), words, row, step * BLOCK, n_q, n_k, low, high, factor,
+                    raw_layout, MASKED, LEFT, RIGHT, EXACT, STAGES,
                 )  # fmt: skip
                 count += 1
             mbarrier.arrive(own_empty, count=1)
@@ -159,10 +165,10 @@ if AVAILABLE:
 
     @gluon.jit
     def query_gradient_kernel(
-        q, grad_source, k, v, out, grad, dq, lse, delta,
-        o_b, o_h, o_n, g_b, g_h, g_n, dq_b, dq_h, dq_n,
+        q, grad_source, k, v, out, grad, dq, lse, delta, mask,
+        o_b, o_h, o_n, g_b, g_h, g_n, dq_b, dq_h, dq_n, m_b, m_h, m_m,
         heads, group, n_planes, n_blocks, together, n_items, n_q, n_k, low, high, scale,
-        DIM: gl.constexpr, DIM_V: gl.constexpr, LEFT: gl.constexpr, RIGHT: gl.constexpr,
+        DIM: gl.constexpr, DIM_V: gl.constexpr, MASKED: gl.constexpr, LEFT: gl.constexpr, RIGHT: gl.constexpr,
         EXACT: gl.constexpr, STAGES: gl.constexpr,
     ):  # fmt: skip
         """dq = scale dS k, and delta = rowsum(grad * out), which `key_gradient_kernel` reads."""
@@ -185,16 +191,16 @@ if AVAILABLE:
         gl.warp_specialize(
             [
                 (query_gradient, (
-                    out, grad, dq, lse, delta, q_tiles, g_tiles, k_tiles, v_tiles,
+                    out, grad, dq, lse, delta, mask, q_tiles, g_tiles, k_tiles, v_tiles,
                     own_ready, own_empty, ready, empty, o_b, o_h, o_n, g_b, g_h, g_n, dq_b, dq_h, dq_n,
-                    heads, n_planes, n_blocks, together, n_items, n_q, n_k, low, high, scale,
-                    DIM, DIM_V, LEFT, RIGHT, EXACT, STAGES, 0,
+                    m_b, m_h, m_m, heads, n_planes, n_blocks, together, n_items, n_q, n_k, low, high, scale,
+                    DIM, DIM_V, MASKED, LEFT, RIGHT, EXACT, STAGES, 0,
                 )),
                 (query_gradient, (
-                    out, grad, dq, lse, delta, q_tiles, g_tiles, k_tiles, v_tiles,
+                    out, grad, dq, lse, delta, mask, q_tiles, g_tiles, k_tiles, v_tiles,
                     own_ready, own_empty, ready, empty, o_b, o_h, o_n, g_b, g_h, g_n, dq_b, dq_h, dq_n,
-                    heads, n_planes, n_blocks, together, n_items, n_q, n_k, low, high, scale,
-                    DIM, DIM_V, LEFT, RIGHT, EXACT, STAGES, 1,
+                    m_b, m_h, m_m, heads, n_planes, n_blocks, together, n_items, n_q, n_k, low, high, scale,
+                    DIM, DIM_V, MASKED, LEFT, RIGHT, EXACT, STAGES, 1,
                 )),
                 (load_for_queries, (
                     q, grad_source, k, v, q_tiles, g_tiles, k_tiles, v_tiles,
@@ -240,9 +246,9 @@ if AVAILABLE:
 
     @gluon.jit
     def key_step(
-        keys, values, q_tiles, g_tiles, ready, empty, acc_k, acc_v, lse, delta, count, edge, row, col, n_q,
-        low, high, factor,
-        raw_layout: gl.constexpr, LEFT: gl.constexpr, RIGHT: gl.constexpr, EXACT: gl.constexpr,
+        keys, values, q_tiles, g_tiles, ready, empty, acc_k, acc_v, lse, delta, count, edge, words, row, col, n_q,
+        n_k, low, high, factor,
+        raw_layout: gl.constexpr, MASKED: gl.constexpr, LEFT: gl.constexpr, RIGHT: gl.constexpr, EXACT: gl.constexpr,
         STAGES: gl.constexpr,
     ):  # fmt: skip
         """dk and dv with one more block of queries; tiles of scores are transposed, [keys, queries]."""
@@ -252,6 +258,7 @@ if AVAILABLE:
         i = row + gl.arange(0, BLOCK, layout=gl.SliceLayout(0, raw_layout))
         row_lse = gl.load(lse + i, mask=i < n_q, other=float("inf"))
         row_delta = gl.load(delta + i, mask=i < n_q, other=0.0)
+        bits = load_bits(words + row // 32, col, n_k, BLOCK, raw_layout) if MASKED else 0
         mbarrier.wait(ready.index(at), (count // STAGES) & 1)
         queries, grads = rows_of(q_tiles, at), rows_of(g_tiles, at)
         raw = gl.zeros([M, BLOCK], gl.float32, raw_layout)
@@ -260,6 +267,8 @@ if AVAILABLE:
         dp = gl.zeros([M, BLOCK], gl.float32, raw_layout) - row_delta[None, :]
         dp = warpgroup_mma(values, grads.permute((1, 0)), dp, is_async=True)
         raw = warpgroup_mma_wait(num_outstanding=1, deps=(raw,))
+        if MASKED:
+            raw = masked_by(raw, bits)
         if LEFT or RIGHT:
             if edge:
                 j = col + gl.arange(0, M, layout=gl.SliceLayout(1, raw_layout))[:, None]
@@ -282,10 +291,10 @@ if AVAILABLE:
 
     @gluon.jit
     def key_gradient(
-        dk, dv, lse, delta, q_tiles, g_tiles, k_tiles, v_tiles, own_ready, own_empty, ready, empty,
-        dk_s, dk_b, dk_h, dk_n, dv_s, dv_b, dv_h, dv_n,
+        dk, dv, lse, delta, mask, q_tiles, g_tiles, k_tiles, v_tiles, own_ready, own_empty, ready, empty,
+        dk_s, dk_b, dk_h, dk_n, dv_s, dv_b, dv_h, dv_n, m_b, m_h, m_m,
         heads_k, members, splits, n_planes, n_blocks, together, n_items, n_q, n_k, low, high, scale,
-        DIM: gl.constexpr, DIM_V: gl.constexpr, LEFT: gl.constexpr, RIGHT: gl.constexpr,
+        DIM: gl.constexpr, DIM_V: gl.constexpr, MASKED: gl.constexpr, LEFT: gl.constexpr, RIGHT: gl.constexpr,
         EXACT: gl.constexpr, STAGES: gl.constexpr, PART: gl.constexpr,
     ):  # fmt: skip
         """One group of four warps: dk and dv of 64 keys of each block."""
@@ -310,15 +319,18 @@ if AVAILABLE:
             col += PART * ROWS
             acc_k = gl.zeros([ROWS, COLS], gl.float32, k_layout)
             acc_v = gl.zeros([ROWS, COLS_V], gl.float32, v_layout)
+            j = col + gl.arange(0, ROWS, layout=gl.SliceLayout(1, raw_layout))
+            at_mask = mask + batch.to(gl.int64) * m_b + j.to(gl.int64) * m_m
             mbarrier.wait(own_ready, turn & 1)
             first = (head_k * splits + split) * members
             for head in range(first, first + members):
+                words = at_mask + head.to(gl.int64) * m_h
                 stat = (batch * (heads_k * splits * members) + head).to(gl.int64) * n_q
                 for step in range(start, stop):
                     acc_k, acc_v = key_step(
                         keys, values, q_tiles, g_tiles, ready, empty, acc_k, acc_v, lse + stat,
-                        delta + stat, count, (step < whole) | (step >= until), step * BLOCK, col, n_q,
-                        low, high, factor, raw_layout, LEFT, RIGHT, EXACT, STAGES,
+                        delta + stat, count, (step < whole) | (step >= until), words, step * BLOCK, col,
+                        n_q, n_k, low, high, factor, raw_layout, MASKED, LEFT, RIGHT, EXACT, STAGES,
                     )  # fmt: skip
                     count += 1
             mbarrier.arrive(own_empty, count=1)
@@ -329,9 +341,9 @@ if AVAILABLE:
 
     @gluon.jit
     def key_gradient_kernel(
-        q, grad, k, v, dk, dv, lse, delta, dk_s, dk_b, dk_h, dk_n, dv_s, dv_b, dv_h, dv_n,
+        q, grad, k, v, dk, dv, lse, delta, mask, dk_s, dk_b, dk_h, dk_n, dv_s, dv_b, dv_h, dv_n, m_b, m_h, m_m,
         heads_k, members, splits, n_planes, n_blocks, together, n_items, n_q, n_k, low, high, scale,
-        DIM: gl.constexpr, DIM_V: gl.constexpr, LEFT: gl.constexpr, RIGHT: gl.constexpr,
+        DIM: gl.constexpr, DIM_V: gl.constexpr, MASKED: gl.constexpr, LEFT: gl.constexpr, RIGHT: gl.constexpr,
         EXACT: gl.constexpr, STAGES: gl.constexpr,
     ):  # fmt: skip
         """dv = P^T grad and dk = scale dS^T q, summed over the query heads that share a key head."""
@@ -353,16 +365,16 @@ if AVAILABLE:
         gl.warp_specialize(
             [
                 (key_gradient, (
-                    dk, dv, lse, delta, q_tiles, g_tiles, k_tiles, v_tiles,
+                    dk, dv, lse, delta, mask, q_tiles, g_tiles, k_tiles, v_tiles,
                     own_ready, own_empty, ready, empty, dk_s, dk_b, dk_h, dk_n, dv_s, dv_b, dv_h, dv_n,
-                    heads_k, members, splits, n_planes, n_blocks, together, n_items, n_q, n_k,
-                    low, high, scale, DIM, DIM_V, LEFT, RIGHT, EXACT, STAGES, 0,
+                    m_b, m_h, m_m, heads_k, members, splits, n_planes, n_blocks, together, n_items, n_q, n_k,
+                    low, high, scale, DIM, DIM_V, MASKED, LEFT, RIGHT, EXACT, STAGES, 0,
                 )),
                 (key_gradient, (
-                    dk, dv, lse, delta, q_tiles, g_tiles, k_tiles, v_tiles,
+                    dk, dv, lse, delta, mask, q_tiles, g_tiles, k_tiles, v_tiles,
                     own_ready, own_empty, ready, empty, dk_s, dk_b, dk_h, dk_n, dv_s, dv_b, dv_h, dv_n,
-                    heads_k, members, splits, n_planes, n_blocks, together, n_items, n_q, n_k,
-                    low, high, scale, DIM, DIM_V, LEFT, RIGHT, EXACT, STAGES, 1,
+                    m_b, m_h, m_m, heads_k, members, splits, n_planes, n_blocks, together, n_items, n_q, n_k,
+                    low, high, scale, DIM, DIM_V, MASKED, LEFT, RIGHT, EXACT, STAGES, 1,
                 )),
                 (load_for_keys, (
                     q, grad, k, v, q_tiles, g_tiles, k_tiles, v_tiles, own_ready, own_empty, ready, empty,
@@ -377,7 +389,7 @@ if AVAILABLE:
 
 def launch_query_gradient(
     q: Tensor, k: Tensor, v: Tensor, out: Tensor, grad: Tensor, dq: Tensor, lse: Tensor, delta: Tensor,
-    scale: float, low: int, high: int, limits: tuple[bool, bool], together: int, programs: int,
+    mask: Tensor | None, scale: float, low: int, high: int, limits: tuple[bool, bool], together: int, programs: int,
     params: Mapping[str, int],
 ) -> None:  # fmt: skip
     """Write dq and delta; arguments as `launch_forward` has them, `params` with BLOCK in keys."""
@@ -386,27 +398,29 @@ def launch_query_gradient(
     query_gradient_kernel[(grid,)](
         described(q, ROWS), described(grad, ROWS), described(k, params["BLOCK"]),
         described(v, params["BLOCK"]), out, grad, dq, lse, delta,
-        *out.stride()[:3], *grad.stride()[:3], *dq.stride()[:3],
+        lse if mask is None else mask, *out.stride()[:3], *grad.stride()[:3], *dq.stride()[:3],
+        *((0, 0, 0) if mask is None else mask.stride()[:3]),
         q.shape[1], q.shape[1] // k.shape[1], planes, blocks, together, count, q.shape[2], k.shape[2],
-        low, high, scale, DIM=q.shape[3], DIM_V=v.shape[3], LEFT=limits[0], RIGHT=limits[1],
+        low, high, scale, DIM=q.shape[3], DIM_V=v.shape[3], MASKED=mask is not None, LEFT=limits[0], RIGHT=limits[1],
         EXACT=q.dtype == torch.float16, STAGES=params["STAGES"], num_warps=4, maxnreg=168,
     )  # fmt: skip
 
 
 def launch_key_gradient(
     q: Tensor, k: Tensor, v: Tensor, grad: Tensor, dk: Tensor, dv: Tensor, lse: Tensor, delta: Tensor,
-    scale: float, low: int, high: int, limits: tuple[bool, bool], together: int, programs: int,
+    mask: Tensor | None, scale: float, low: int, high: int, limits: tuple[bool, bool], together: int, programs: int,
     params: Mapping[str, int],
 ) -> None:  # fmt: skip
-    """Write dk and dv, (splits, batch, heads, tokens, dim), to be summed; `params` with BLOCK in queries."""
+    """Write dk and dv, (splits, batch, heads, tokens, dim), to be summed; the mask transposed, BLOCK in queries."""
     splits, heads_k = dk.shape[0], k.shape[1]
     blocks, planes = -(-k.shape[2] // (2 * ROWS)), k.shape[0] * heads_k * splits
     count, grid = items(blocks, planes, programs, params)
     key_gradient_kernel[(grid,)](
         described(q, params["BLOCK"]), described(grad, params["BLOCK"]), described(k, ROWS),
-        described(v, ROWS), dk, dv, lse, delta, *dk.stride()[:4], *dv.stride()[:4],
+        described(v, ROWS), dk, dv, lse, delta, lse if mask is None else mask,
+        *dk.stride()[:4], *dv.stride()[:4], *((0, 0, 0) if mask is None else mask.stride()[:3]),
         heads_k, q.shape[1] // heads_k // splits, splits, planes, blocks, together, count,
         q.shape[2], k.shape[2], low, high, scale, DIM=q.shape[3], DIM_V=v.shape[3],
-        LEFT=limits[0], RIGHT=limits[1], EXACT=q.dtype == torch.float16, STAGES=params["STAGES"],
+        MASKED=mask is not None, LEFT=limits[0], RIGHT=limits[1], EXACT=q.dtype == torch.float16, STAGES=params["STAGES"],
         num_warps=4, maxnreg=168,
     )  # fmt: skip

@@ -25,6 +25,8 @@ if AVAILABLE:
         gl,
         gluon,
         key_blocks,
+        load_bits,
+        masked_by,
         mbarrier,
         rows_of,
         seen_alone,
@@ -74,13 +76,15 @@ if AVAILABLE:
 
     @gluon.jit
     def probabilities(
-        raw, top, total, edge, row, col, n_k, low, high, factor,
-        LEFT: gl.constexpr, RIGHT: gl.constexpr, EXACT: gl.constexpr,
+        raw, top, total, edge, bits, row, col, n_k, low, high, factor,
+        MASKED: gl.constexpr, LEFT: gl.constexpr, RIGHT: gl.constexpr, EXACT: gl.constexpr,
     ):  # fmt: skip
         """Of a block of scores, with what joins it to the blocks before: maximum, sum, shrinkage of both.
 
         A row's maximum, scaled, is rounded alike in all that is made of it, so that the rounding cancels.
         """
+        if MASKED:
+            raw = masked_by(raw, bits)
         if edge:
             raw = seen_alone(raw, row, col, n_k, low, high, LEFT, RIGHT)
         new_top = gl.maximum(top, gl.max(raw, 1))
@@ -96,8 +100,8 @@ if AVAILABLE:
     @gluon.jit
     def block_step(
         raw_layout: gl.constexpr, queries, k_tiles, v_tiles, k_ready, k_empty, v_ready, v_empty,
-        acc, weights, top, total, count, edge, row, col, n_k, low, high, factor,
-        LEFT: gl.constexpr, RIGHT: gl.constexpr, EXACT: gl.constexpr,
+        acc, weights, top, total, count, edge, words, row, col, n_q, n_k, low, high, factor,
+        MASKED: gl.constexpr, LEFT: gl.constexpr, RIGHT: gl.constexpr, EXACT: gl.constexpr,
         STAGES: gl.constexpr,
     ):  # fmt: skip
         """Scores of one more block; beside their softmax runs the product of the weights before them."""
@@ -105,6 +109,8 @@ if AVAILABLE:
         before, phase_before = (count - 1) % STAGES, ((count - 1) // STAGES) & 1
         ROWS: gl.constexpr = queries.shape[0]
         BLOCK_N: gl.constexpr = k_tiles.shape[3]
+        # Asked for early: they come while the scores are worked out.
+        bits = load_bits(words + col // 32, row, n_q, BLOCK_N, raw_layout) if MASKED else 0
         raw = gl.zeros([ROWS, BLOCK_N], gl.float32, raw_layout)
         mbarrier.wait(k_ready.index(at), phase)
         raw = warpgroup_mma(queries, rows_of(k_tiles, at).permute((1, 0)), raw, use_acc=False, is_async=True)
@@ -113,8 +119,8 @@ if AVAILABLE:
         raw = warpgroup_mma_wait(num_outstanding=1, deps=(raw,))
         mbarrier.arrive(k_empty.index(at), count=1)
         p, top, total, shrink = probabilities(
-            raw, top, total, edge, row, col, n_k, low, high, factor, LEFT, RIGHT, EXACT
-        )
+            raw, top, total, edge, bits, row, col, n_k, low, high, factor, MASKED, LEFT, RIGHT, EXACT,
+        )  # fmt: skip
         acc, weights = warpgroup_mma_wait(num_outstanding=0, deps=(acc, weights))
         mbarrier.arrive(v_empty.index(before), count=1)
         shrink = gl.convert_layout(shrink, gl.SliceLayout(1, acc.type.layout))
@@ -123,10 +129,11 @@ if AVAILABLE:
 
     @gluon.jit
     def attend(
-        out, lse, q_tiles, k_tiles, v_tiles,
-        q_ready, q_empty, k_ready, k_empty, v_ready, v_empty, o_b, o_h, o_n,
+        out, lse, mask, q_tiles, k_tiles, v_tiles,
+        q_ready, q_empty, k_ready, k_empty, v_ready, v_empty, o_b, o_h, o_n, m_b, m_h, m_m,
         heads, n_planes, n_blocks, together, n_items, n_q, n_k, low, high, scale,
-        DIM_V: gl.constexpr, LEFT: gl.constexpr, RIGHT: gl.constexpr, EXACT: gl.constexpr,
+        DIM_V: gl.constexpr, MASKED: gl.constexpr, LEFT: gl.constexpr, RIGHT: gl.constexpr,
+        EXACT: gl.constexpr,
         GROUPS: gl.constexpr, STAGES: gl.constexpr, PART: gl.constexpr,
     ):  # fmt: skip
         """One group of four warps, which owns queries `PART` * 64 to 64 further of each block."""
@@ -160,21 +167,14 @@ if AVAILABLE:
             count += 1
             top = gl.full([ROWS], float("-inf"), gl.float32, gl.SliceLayout(1, raw_layout))
             total = gl.full([ROWS], 0.0, gl.float32, gl.SliceLayout(1, raw_layout))
+            i = row + gl.arange(0, ROWS, layout=gl.SliceLayout(1, raw_layout)).to(gl.int64)
+            words = mask + batch.to(gl.int64) * m_b + head.to(gl.int64) * m_h + i * m_m
+            col = (stop - 1) * BLOCK_N
+            bits = load_bits(words + col // 32, row, n_q, BLOCK_N, raw_layout) if MASKED else 0
             p, top, total, _ = probabilities(
-                raw,
-                top,
-                total,
-                stop > until,
-                row,
-                (stop - 1) * BLOCK_N,
-                n_k,
-                low,
-                high,
-                factor,
-                LEFT,
-                RIGHT,
-                EXACT,
-            )
+                raw, top, total, stop > until, bits, row, col, n_k, low, high,
+                factor, MASKED, LEFT, RIGHT, EXACT,
+            )  # fmt: skip
             weights = gl.convert_layout(p.to(dtype), weight_layout)
             acc = gl.zeros([ROWS, COLS_V], gl.float32, acc_layout)
 
@@ -182,8 +182,8 @@ if AVAILABLE:
                 at = stop - 1 - step
                 acc, weights, top, total = block_step(
                     raw_layout, queries, k_tiles, v_tiles, k_ready, k_empty, v_ready, v_empty,
-                    acc, weights, top, total, count, (at < whole) | (at >= until), row, at * BLOCK_N,
-                    n_k, low, high, factor, LEFT, RIGHT, EXACT, STAGES,
+                    acc, weights, top, total, count, (at < whole) | (at >= until), words, row,
+                    at * BLOCK_N, n_q, n_k, low, high, factor, MASKED, LEFT, RIGHT, EXACT, STAGES,
                 )  # fmt: skip
                 count += 1
             # No scores of this block of queries are to come: the next block's may.
@@ -209,9 +209,10 @@ if AVAILABLE:
 
     @gluon.jit
     def forward_kernel(
-        q, k, v, out, lse, o_b, o_h, o_n,
+        q, k, v, out, lse, mask, o_b, o_h, o_n, m_b, m_h, m_m,
         heads, group, n_planes, n_blocks, together, n_items, n_q, n_k, low, high, scale,
-        DIM_V: gl.constexpr, LEFT: gl.constexpr, RIGHT: gl.constexpr, EXACT: gl.constexpr,
+        DIM_V: gl.constexpr, MASKED: gl.constexpr, LEFT: gl.constexpr, RIGHT: gl.constexpr,
+        EXACT: gl.constexpr,
         GROUPS: gl.constexpr, STAGES: gl.constexpr,
     ):  # fmt: skip
         """out = softmax(scores) v and the rows' log-sum-exp, as Triton's kernel of that name."""
@@ -237,14 +238,14 @@ if AVAILABLE:
             gl.warp_specialize(
                 [
                     (attend, (
-                        out, lse, q_tiles, k_tiles, v_tiles, q_ready, q_empty, k_ready, k_empty,
-                        v_ready, v_empty, o_b, o_h, o_n, heads, n_planes, n_blocks, together, n_items,
-                        n_q, n_k, low, high, scale, DIM_V, LEFT, RIGHT, EXACT, GROUPS, STAGES, 0,
+                        out, lse, mask, q_tiles, k_tiles, v_tiles, q_ready, q_empty, k_ready, k_empty,
+                        v_ready, v_empty, o_b, o_h, o_n, m_b, m_h, m_m, heads, n_planes, n_blocks, together, n_items,
+                        n_q, n_k, low, high, scale, DIM_V, MASKED, LEFT, RIGHT, EXACT, GROUPS, STAGES, 0,
                     )),
                     (attend, (
-                        out, lse, q_tiles, k_tiles, v_tiles, q_ready, q_empty, k_ready, k_empty,
-                        v_ready, v_empty, o_b, o_h, o_n, heads, n_planes, n_blocks, together, n_items,
-                        n_q, n_k, low, high, scale, DIM_V, LEFT, RIGHT, EXACT, GROUPS, STAGES, 1,
+                        out, lse, mask, q_tiles, k_tiles, v_tiles, q_ready, q_empty, k_ready, k_empty,
+                        v_ready, v_empty, o_b, o_h, o_n, m_b, m_h, m_m, heads, n_planes, n_blocks, together, n_items,
+                        n_q, n_k, low, high, scale, DIM_V, MASKED, LEFT, RIGHT, EXACT, GROUPS, STAGES, 1,
                     )),
                     (load_tiles, (
                         q, k, v, q_tiles, k_tiles, v_tiles,
@@ -258,19 +259,19 @@ if AVAILABLE:
             gl.warp_specialize(
                 [
                     (attend, (
-                        out, lse, q_tiles, k_tiles, v_tiles, q_ready, q_empty, k_ready, k_empty,
-                        v_ready, v_empty, o_b, o_h, o_n, heads, n_planes, n_blocks, together, n_items,
-                        n_q, n_k, low, high, scale, DIM_V, LEFT, RIGHT, EXACT, GROUPS, STAGES, 0,
+                        out, lse, mask, q_tiles, k_tiles, v_tiles, q_ready, q_empty, k_ready, k_empty,
+                        v_ready, v_empty, o_b, o_h, o_n, m_b, m_h, m_m, heads, n_planes, n_blocks, together, n_items,
+                        n_q, n_k, low, high, scale, DIM_V, MASKED, LEFT, RIGHT, EXACT, GROUPS, STAGES, 0,
                     )),
                     (attend, (
-                        out, lse, q_tiles, k_tiles, v_tiles, q_ready, q_empty, k_ready, k_empty,
-                        v_ready, v_empty, o_b, o_h, o_n, heads, n_planes, n_blocks, together, n_items,
-                        n_q, n_k, low, high, scale, DIM_V, LEFT, RIGHT, EXACT, GROUPS, STAGES, 1,
+                        out, lse, mask, q_tiles, k_tiles, v_tiles, q_ready, q_empty, k_ready, k_empty,
+                        v_ready, v_empty, o_b, o_h, o_n, m_b, m_h, m_m, heads, n_planes, n_blocks, together, n_items,
+                        n_q, n_k, low, high, scale, DIM_V, MASKED, LEFT, RIGHT, EXACT, GROUPS, STAGES, 1,
                     )),
                     (attend, (
-                        out, lse, q_tiles, k_tiles, v_tiles, q_ready, q_empty, k_ready, k_empty,
-                        v_ready, v_empty, o_b, o_h, o_n, heads, n_planes, n_blocks, together, n_items,
-                        n_q, n_k, low, high, scale, DIM_V, LEFT, RIGHT, EXACT, GROUPS, STAGES, 2,
+                        out, lse, mask, q_tiles, k_tiles, v_tiles, q_ready, q_empty, k_ready, k_empty,
+                        v_ready, v_empty, o_b, o_h, o_n, m_b, m_h, m_m, heads, n_planes, n_blocks, together, n_items,
+                        n_q, n_k, low, high, scale, DIM_V, MASKED, LEFT, RIGHT, EXACT, GROUPS, STAGES, 2,
                     )),
                     (load_tiles, (
                         q, k, v, q_tiles, k_tiles, v_tiles,
@@ -283,7 +284,7 @@ if AVAILABLE:
 
 
 def launch_forward(
-    q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, scale: float, low: int, high: int,
+    q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, mask: Tensor | None, scale: float, low: int, high: int,
     limits: tuple[bool, bool], together: int, programs: int, params: Mapping[str, int],
 ) -> None:  # fmt: skip
     """Run the forward.
@@ -291,6 +292,7 @@ def launch_forward(
     Args:
         q, k, v: (batch, heads, tokens, dim), 16 bits an element, rows aligned as the copy engine needs them.
         out, lse: where the results go.
+        mask: as `packed` gives it.
         scale: of the scores.
         low: key j is seen by query i only if ``j - i >= low``, if the first of `limits` is set.
         high: and only if ``j - i <= high``, if the second is.
@@ -302,9 +304,10 @@ def launch_forward(
     blocks, planes = -(-q.shape[2] // (ROWS * groups)), q.shape[0] * q.shape[1]
     count, grid = items(blocks, planes, programs, params)
     forward_kernel[(grid,)](
-        described(q, ROWS), described(k, block_n), described(v, block_n), out, lse, *out.stride()[:3],
+        described(q, ROWS), described(k, block_n), described(v, block_n), out, lse,
+        lse if mask is None else mask, *out.stride()[:3], *((0, 0, 0) if mask is None else mask.stride()[:3]),
         q.shape[1], q.shape[1] // k.shape[1], planes, blocks, together, count, q.shape[2], k.shape[2],
-        low, high, scale, DIM_V=v.shape[3], LEFT=limits[0], RIGHT=limits[1],
+        low, high, scale, DIM_V=v.shape[3], MASKED=mask is not None, LEFT=limits[0], RIGHT=limits[1],
         EXACT=q.dtype == torch.float16, GROUPS=groups, STAGES=params["STAGES"], num_warps=4,
         # What is not fused by name rounds once more: the maximum must do so everywhere alike.
         maxnreg=168 if groups == 2 else 128, enable_fp_fusion=False,

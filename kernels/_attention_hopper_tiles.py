@@ -81,6 +81,26 @@ if AVAILABLE:
         return raw
 
     @gluon.jit
+    def load_bits(words, row, end, BLOCK: gl.constexpr, layout: gl.constexpr):
+        """Of each score of a tile, the word that holds its bit; `words`: where those of the rows begin.
+
+        Which word that is, is known at compile time: a thread holds one register for each word of its rows.
+        """
+        ROWS: gl.constexpr = words.shape[0]
+        inside = row + gl.arange(0, ROWS, layout=gl.SliceLayout(1, layout)) < end
+        j = gl.arange(0, BLOCK, layout=gl.SliceLayout(0, layout))[None, :]
+        bits = gl.load(words, mask=inside, other=0)[:, None]
+        for part in gl.static_range(1, BLOCK // 32):
+            bits = gl.where(j < 32 * part, bits, gl.load(words + part, mask=inside, other=0)[:, None])
+        return bits
+
+    @gluon.jit
+    def masked_by(raw, bits):
+        """The scores whose bits are set, -inf elsewhere."""
+        j = gl.arange(0, raw.shape[1], layout=gl.SliceLayout(0, raw.type.layout))[None, :]
+        return gl.where((bits & (1 << (j & 31))) != 0, raw, float("-inf"))
+
+    @gluon.jit
     def exponentials(raw, reference, factor, EXACT: gl.constexpr):
         """2 to the power of `factor` (raw - reference), with a reference that broadcasts.
 
@@ -111,6 +131,7 @@ def items(blocks: int, planes: int, programs: int, params: Any) -> tuple[int, in
 __all__ = ["AVAILABLE", "ROWS", "described", "items"]
 if AVAILABLE:
     __all__ += [
-        "exponentials", "gl", "gluon", "key_blocks", "mbarrier", "rows_of", "seen_alone", "tma",
+        "exponentials", "gl", "gluon", "key_blocks", "load_bits",
+        "masked_by", "mbarrier", "rows_of", "seen_alone", "tma",
         "warpgroup_mma", "warpgroup_mma_wait", "work_tile",
     ]  # fmt: skip

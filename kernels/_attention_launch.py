@@ -56,8 +56,8 @@ class Tiles:
 
     def pick_roles(self, q: Tensor, options: Mapping[str, Any]) -> Params:
         """The parameters of the kernel with warps of different roles; empty where it is not to be used."""
-        beyond = ("PACKED", "BIAS", "SOFTCAP", "DROPOUT")
-        if q.dtype == torch.float32 or any(options[name] for name in beyond):
+        beyond = ("PACKED", "SOFTCAP", "DROPOUT")
+        if q.dtype == torch.float32 or options["BIAS"] > 1 or any(options[name] for name in beyond):
             return {}
         return self.roles.pick(max(options["COLS"], options["COLS_V"]), q.device)
 

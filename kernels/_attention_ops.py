@@ -12,6 +12,7 @@ from ._attention_forward import forward_kernel
 from ._attention_hopper_backward import launch_key_gradient, launch_query_gradient
 from ._attention_hopper_forward import launch_forward
 from ._attention_launch import FORWARD, KEY_GRADIENT, QUERY_GRADIENT, Params, Tiles
+from ._attention_masks import packed
 from ._device import sm_count
 from ._launch import cdiv, next_power_of_2
 from ._ops import operator
@@ -182,7 +183,8 @@ def attention_gradient_op(
     planes = batch * heads
     together = _together(q, k, v, planes, heads // heads_k)
     if params := _roles(QUERY_GRADIENT, options, q, k, v, grad):
-        launch_query_gradient(q, k, v, out, grad, dq, lse, delta, *window, together, processors, params)
+        mask = None if bias is None else packed(bias)
+        launch_query_gradient(q, k, v, out, grad, dq, lse, delta, mask, *window, together, processors, params)
     else:
         params = QUERY_GRADIENT.pick(q, options)
         blocks = cdiv(max_q, params["BLOCK_M"])
@@ -207,7 +209,10 @@ def attention_gradient_op(
     part_k = dk[None] if splits == 1 else dk.new_empty((splits, *dk.shape), dtype=torch.float32)
     part_v = dv[None] if splits == 1 else dv.new_empty((splits, *dv.shape), dtype=torch.float32)
     if by_role:
-        launch_key_gradient(q, k, v, grad, part_k, part_v, lse, delta, *window, together, processors, by_role)
+        mask = None if bias is None else packed(bias, transposed=True)
+        launch_key_gradient(
+            q, k, v, grad, part_k, part_v, lse, delta, mask, *window, together, processors, by_role
+        )
     else:
         sources = (q, k, v, grad)
         params["TMA"] = cu_q is None and all(_takes_tma(x, params) for x in sources)
@@ -276,8 +281,8 @@ def attention_op(
     if params := _roles(FORWARD, options, q, k, v):
         shift = max_k - max_q if lower_right else 0
         launch_forward(
-            q, k, v, out, lse, scale, shift - left, shift + right, (left >= 0, right >= 0), together,
-            sm_count(q.device), params,
+            q, k, v, out, lse, None if bias is None else packed(bias), scale, shift - left, shift + right,
+            (left >= 0, right >= 0), together, sm_count(q.device), params,
         )  # fmt: skip
         return out, lse
     params = FORWARD.pick(q, options)

@@ -33,6 +33,7 @@ class Pointer:
     def __init__(self, storage, at):
         self.storage, self.at = storage, at
         self.dtype = SimpleNamespace(element_ty=storage.dtype)
+        self.shape = list(at.shape)
 
     @classmethod
     def to_tensor(cls, x):

@@ -102,3 +102,18 @@ def test_large_scores_stay_exact(by_roles):
     assert (out.double() - exact).abs().max() < 4e-3
     gradients = torch.autograd.grad(out.sum(), leaves)
     assert all(g.isfinite().all() for g in gradients)
+
+
+@pytest.mark.parametrize("block", [64, 128])
+@pytest.mark.parametrize("shape", [(2, 2, 150, 170), (150, 170), (2, 1, 1, 170), (150, 1)])
+def test_a_bool_mask_of_any_broadcastable_shape_hides_keys(by_roles, shape, block):
+    for name in by_roles:
+        by_roles[name] = launch.roles(block, 2)
+    mask = torch.rand(shape, generator=torch.Generator().manual_seed(1)) > 0.4
+    _check(150, 170, batch=2, mask=mask)
+
+
+def test_a_bool_mask_hides_what_a_causal_mask_leaves(by_roles):
+    mask = torch.rand(2, 150, 150, generator=torch.Generator().manual_seed(1)) > 0.4
+    mask[:, 70] = False
+    _check(150, 150, mask=mask, causal=True)
