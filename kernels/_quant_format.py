@@ -10,10 +10,10 @@ A weight W (out, in) becomes integers q and scales s, W = s (q - z):
 Rounding to the nearest leaves |W - s (q - z)| <= s / 2, but for the rounding of s itself.
 
 Packed, an element is an unsigned u = q (+ 128, + 8 where symmetric). Columns go in blocks of `BLOCK` = 128,
-the last one filled up with zero weights. A block of a row is 16 words of 8 int4, or 32 words of 4 int8; with
-L words in a block, element i of word j is column i L + j: the i-th elements of neighbouring words are
-neighbouring columns, so that a kernel which holds a word in each lane reads x in runs. A word is the sum of
-u_i 2^(bits i), rotated left by 7 bits, for which `_quant_kernels` gives the reason.
+the last one filled up with zero weights. A block of a row is L halfwords of 16 bits: 32 of 4 int4 each, or
+64 of 2 int8. Element i of halfword j, its bits from `bits` i on, is column i L + j: the i-th elements of
+neighbouring halfwords are neighbouring columns, and those of the two halfwords in a register make a pair of
+16-bit operands for the matrix units. Two halfwords make a word, the first of them the lower.
 """
 
 from typing import NamedTuple
@@ -25,7 +25,6 @@ from torch import Tensor
 #: Columns of a packed block.
 BLOCK = 128
 GROUP_SIZES = (32, 64, 128)
-_ROTATION = 7
 
 
 class QuantizedWeight(NamedTuple):
@@ -34,7 +33,8 @@ class QuantizedWeight(NamedTuple):
     Attributes:
         packed: (out, blocks * BLOCK * bits / 32) int32.
         scale: (out, 1) for int8; (out, blocks * BLOCK / group size) for int4, 1 beyond the last column.
-        zero: uint8 of scale's shape where int4 is asymmetric, else None.
+            In memory a group's scales are neighbours, strides (1, out); with others each product copies them.
+        zero: uint8 of scale's shape and strides where int4 is asymmetric, else None.
         bits: 4 or 8.
         in_features: columns before filling up.
     """
@@ -96,6 +96,11 @@ def _scale(extent: Tensor, levels: int, dtype: torch.dtype) -> Tensor:
     return torch.where(extent == 0, torch.ones_like(scale), scale)
 
 
+def _by_group(scale: Tensor) -> Tensor:
+    """The same (out, groups) with the scales of a group side by side."""
+    return scale.t().contiguous().t()
+
+
 def _filled(matrix: Tensor, value: float) -> Tensor:
     """`matrix` with columns of `value` up to whole blocks."""
     columns = matrix.shape[1]
@@ -149,7 +154,8 @@ def quantize_int4(
         zero = torch.round(-low / scale.float()).clamp(0, 15)
         u = (torch.round(groups / scale.float()[..., None]) + zero[..., None]).clamp(0, 15)
         zero = zero.to(torch.uint8)
-    return QuantizedWeight(_pack(u.reshape_as(wide), 4), scale, zero, 4, weight.shape[1])
+    zero = None if zero is None else _by_group(zero)
+    return QuantizedWeight(_pack(u.reshape_as(wide), 4), _by_group(scale), zero, 4, weight.shape[1])
 
 
 def dequantize(weight: QuantizedWeight, dtype: torch.dtype | None = None) -> Tensor:
@@ -182,18 +188,16 @@ def _scale_dtype(weight: Tensor) -> torch.dtype:
 def _pack(u: Tensor, bits: int) -> Tensor:
     """Words of unsigned elements (out, blocks * BLOCK) given as floating-point numbers."""
     rows, columns = u.shape
-    elements = 32 // bits
-    planes = u.view(rows, columns // BLOCK, elements, BLOCK // elements).to(torch.int64)
-    shifts = bits * torch.arange(elements, device=u.device)
-    word = (planes << shifts[:, None]).sum(2).reshape(rows, columns * bits // 32)
-    word = ((word << _ROTATION) | (word >> (32 - _ROTATION))) & 0xFFFFFFFF
-    return torch.where(word >= 2**31, word - 2**32, word).to(torch.int32)
+    elements = 16 // bits
+    planes = u.view(rows, columns // BLOCK, elements, BLOCK // elements).to(torch.int32)
+    shifts = bits * torch.arange(elements, device=u.device, dtype=torch.int32)
+    half = (planes << shifts[:, None]).sum(2, dtype=torch.int32).reshape(rows, columns * bits // 32, 2)
+    return (half[..., 0] | (half[..., 1] << 16)).contiguous()
 
 
 def _unpack(packed: Tensor, bits: int, blocks: int) -> Tensor:
-    """The inverse of `_pack`, as int64."""
-    rows, elements = packed.shape[0], 32 // bits
-    word = packed.view(rows, blocks, 1, BLOCK // elements).to(torch.int64) & 0xFFFFFFFF
-    word = (word >> _ROTATION) | (word << (32 - _ROTATION))
-    shifts = bits * torch.arange(elements, device=packed.device)
-    return ((word >> shifts[:, None]) & (2**bits - 1)).reshape(rows, blocks * BLOCK)
+    """The inverse of `_pack`, as int32."""
+    rows, elements = packed.shape[0], 16 // bits
+    half = torch.stack((packed, packed >> 16), 2).view(rows, blocks, 1, BLOCK // elements)
+    shifts = bits * torch.arange(elements, device=packed.device, dtype=torch.int32)
+    return ((half >> shifts[:, None]) & (2**bits - 1)).reshape(rows, blocks * BLOCK)

@@ -7,19 +7,20 @@ With W = s (q - z), see `_quant_format`, and x (rows, in):
 The weight is frozen: there is no gradient for it, its scales or zero points. Compulsory bytes: packed words,
 scales and zero points once (a quarter to a half of the 16-bit weight), x and y.
 
-Three ways, by the rows of x:
+Four ways, by the rows of x:
 
-- Up to `GEMV_ROWS`, products and sums in fp32 on the plain units. The scale multiplies a group's sum, not
-  each weight. What the lanes and warps of a program have summed of a row is added up at its end in a fixed
-  order: no atomics, no second launch, bit-equal from run to run.
-- Up to `TILE_ROWS`, 16-bit x on the matrix units: q - z is exact in either dtype, and the scale multiplies
-  fp32 sums here too.
-- Beyond, and for fp32 x beyond `GEMV_ROWS_FP32`, the weight is dequantised into a temporary matrix and
-  PyTorch multiplies; so does the gradient for x, wanted where adapters are trained before a frozen layer.
+- 16-bit x up to `SPLIT_ROWS`, on the matrix units: an element becomes a 16-bit number exactly, without a
+  conversion, and the scale multiplies a group's sum in fp32. The warps of a program take turns in the blocks
+  of a row, and their sums are added in a fixed order at its end: no atomics, no second launch, bit-equal from
+  run to run.
+- 16-bit x up to `TILE_ROWS`, likewise, with warps that share out rows of W.
+- fp32 x up to `GEMV_ROWS`: products and sums in fp32 on the plain units.
+- Beyond, the weight is dequantised into a temporary matrix and PyTorch multiplies; so does the gradient for
+  x, wanted where adapters are trained before a frozen layer.
 
-For 16-bit x on the first way an element is used with 256 added, and as many times the sum of x is taken off
-again, all in fp32. So infinite x gives NaN where eager may give infinity, and so does bf16 x beyond 1e36.
-x whose columns do not fill blocks of 128, or whose rows do not begin on 16 bytes, is copied first.
+On the matrix units a group with a zero point is s (sum of (u - 8) x - (z - 8) sum of x): infinite x gives NaN
+there where eager may give infinity. x whose columns do not fill blocks of 128, or whose rows do not begin on 16
+bytes, is copied first.
 """
 
 from collections.abc import Callable, Sequence
@@ -42,7 +43,7 @@ from ._quant_format import (
     quantize_int8,
     words_of,
 )
-from ._quant_kernels import launch_dequantize, launch_gemv, launch_tile
+from ._quant_launch import launch_dequantize, launch_gemv, launch_split, launch_tile
 
 FAMILY = Family(
     what="linear layers with int4 or int8 weights, for few rows of x as in decoding",
@@ -58,11 +59,11 @@ __all__ = [
     "unsupported_reasons", "weight_only_linear", "weight_only_linear_reference",
 ]  # fmt: skip
 
-#: The most rows of 16-bit x for the plain units: beyond, a weight costs more instructions there.
-GEMV_ROWS = 2
-#: The same for fp32 x, whose other way writes the matrix to memory.
-GEMV_ROWS_FP32 = 8
-#: The most rows for the matrix units here: beyond, unpacking once and PyTorch's product are faster.
+#: The most rows of fp32 x for the plain units: beyond, unpacking once and PyTorch's product are faster.
+GEMV_ROWS = 8
+#: The most rows of 16-bit x for programs whose warps share rows of W rather than x.
+SPLIT_ROWS = 16
+#: The most rows of 16-bit x for the matrix units here, with the same beyond.
 TILE_ROWS = 256
 
 
@@ -92,7 +93,7 @@ def _backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
 def _matrix(
     packed: Tensor, scale: Tensor, zero: Tensor | None, bits: int, in_features: int, dtype: torch.dtype
 ) -> Tensor:
-    """The dequantised weight (out, in), by the kernel."""
+    """The dequantised weight (out, in), by the kernel; scales and zero points are (groups, out)."""
     out = torch.empty(packed.shape[0], in_features, dtype=dtype, device=packed.device)
     if out.numel():
         launch_dequantize(packed, scale, zero, out, bits)
@@ -114,15 +115,19 @@ def gradient_op(
 def forward_op(
     x: Tensor, packed: Tensor, scale: Tensor, zero: Tensor | None, bias: Tensor | None, bits: int
 ) -> Tensor:
-    """``x W^T + bias`` for x (rows, in), in x's dtype."""
+    """``x W^T + bias`` for x (rows, in), in x's dtype; scales and zero points are (groups, out)."""
     y = _forward_fake(x, packed, scale, zero, bias, bits)
     if not y.numel():
         return y
     rows = x.shape[0]
-    if rows <= (GEMV_ROWS_FP32 if x.dtype == torch.float32 else GEMV_ROWS):
-        launch_gemv(x, packed, scale, zero, bias, y, bits)
-    elif rows <= TILE_ROWS and x.dtype != torch.float32:
-        launch_tile(x, packed, scale, zero, bias, y, bits)
+    if x.dtype == torch.float32:
+        launch = launch_gemv if rows <= GEMV_ROWS else None
+    elif rows <= SPLIT_ROWS:
+        launch = launch_split
+    else:
+        launch = launch_tile if rows <= TILE_ROWS else None
+    if launch:
+        launch(x, packed, scale, zero, bias, y, bits)
     else:
         matrix = _matrix(packed, scale, zero, bits, x.shape[1], x.dtype)
         torch.mm(x, matrix.t(), out=y)
@@ -179,10 +184,9 @@ def weight_only_linear(x: Tensor, weight: QuantizedWeight, bias: Tensor | None =
     x = x.to(autocast_dtype(x) or x.dtype)
     # Not -1: with no columns it would stand for any number of rows.
     rows = x.reshape(x.shape[:-1].numel(), in_features)
-    y = forward_op(
-        rows, packed.contiguous(), scale.contiguous(), None if zero is None else zero.contiguous(),
-        None if bias is None else bias.contiguous(), bits,
-    )  # fmt: skip
+    # As the format has them in memory, so that nothing is copied.
+    by_group = scale.t().contiguous(), None if zero is None else zero.t().contiguous()
+    y = forward_op(rows, packed.contiguous(), *by_group, None if bias is None else bias.contiguous(), bits)
     return y.view(*x.shape[:-1], packed.shape[0])
 
 

@@ -1,7 +1,7 @@
 """Weight-only products beside bf16 `F.linear` and PyTorch's own packed products, for few rows.
 
 The floor counts packed words, scales, x and y; `eager` reads the bf16 weight, two to four times as much. For
-rows near the limit, both of our ways are timed (`ours_plain`, `ours_matrix`), whatever the limit is.
+rows near a limit, both of our ways are timed (`ours_split`, `ours_tile`), whatever the limit is.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from .. import quant_matmul as qm
 from .._quant_format import BLOCK, words_of
-from .._quant_kernels import launch_gemv, launch_tile
+from .._quant_launch import launch_split, launch_tile
 from .timing import Case, Variant, forward
 
 #: Rows and columns of the weight.
@@ -31,16 +31,16 @@ ROWS = (1, 2, 4, 8, 16, 32, 64, 512)
 QUICK = [(4096, 4096, 1, 4), (4096, 14336, 1, 4), (8192, 8192, 1, 4), (8192, 8192, 1, 8), (8192, 8192, 16, 4)]
 _GROUP = 128
 #: Rows of x for which both ways are timed.
-_BOTH = (2, 4, 8)
+_BOTH = (8, 16, 32)
 
 
-def _random(out: int, columns: int, bits: int) -> qm.QuantizedWeight:
+def random_weight(out: int, columns: int, bits: int) -> qm.QuantizedWeight:
     """Random words are as good as packed ones, and made faster."""
     words = torch.randint(
         -(2**31), 2**31 - 1, (out, words_of(columns, bits)), device="cuda", dtype=torch.int32
     )
     scales = 1 if bits == 8 else -(-columns // BLOCK) * BLOCK // _GROUP
-    scale = torch.rand(out, scales, device="cuda", dtype=torch.bfloat16)
+    scale = torch.rand(scales, out, device="cuda", dtype=torch.bfloat16).t()
     return qm.QuantizedWeight(words, scale, None, bits, columns)
 
 
@@ -51,7 +51,7 @@ def _ours(x: Tensor, words: Tensor, scale: Tensor, bits: int) -> Tensor:
 def _by(launch: Callable[..., None]) -> Callable[..., Tensor]:
     def product(x: Tensor, words: Tensor, scale: Tensor, bits: int) -> Tensor:
         y = torch.empty(x.shape[0], words.shape[0], device=x.device, dtype=x.dtype)
-        launch(x, words, scale, None, None, y, bits)
+        launch(x, words, scale.t(), None, None, y, bits)
         return y
 
     return product
@@ -95,13 +95,13 @@ def case(out: int, columns: int, rows: int, bits: int) -> Case:
     """One weight, in groups of 128 columns where it has 4 bits, and so many rows of x."""
 
     def inputs() -> Sequence[Any]:
-        weight = _random(out, columns, bits)
+        weight = random_weight(out, columns, bits)
         x = torch.randn(rows, columns, device="cuda", dtype=torch.bfloat16)
         return x, weight.packed, weight.scale, bits
 
     variants = {"ours": forward(_ours)}
     if rows in _BOTH:
-        variants |= {"ours_plain": forward(_by(launch_gemv)), "ours_matrix": forward(_by(launch_tile))}
+        variants |= {"ours_split": forward(_by(launch_split)), "ours_tile": forward(_by(launch_tile))}
     variants |= {
         "eager_bf16": _of_another_weight(_linear),
         "torch_packed": _of_another_weight(_torch_int4 if bits == 4 else _torch_int8),
@@ -110,7 +110,7 @@ def case(out: int, columns: int, rows: int, bits: int) -> Case:
     moved = out * words_of(columns, bits) * 4 + scales + 2 * rows * (out + columns)
     return Case(
         f"int{bits}_linear", f"{rows}x{out}x{columns}", "bf16", "forward", inputs, variants, moved,
-        2.0 * rows * out * columns if rows > qm.GEMV_ROWS else 0.0,
+        2.0 * rows * out * columns,
         required=tuple(name for name in variants if name.startswith("ours")),
     )  # fmt: skip
 

@@ -2,16 +2,20 @@
 
 import io
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from advisor.kernels import _quant_format as fmt
+from advisor.kernels import _quant_unpack as unpack
 from advisor.kernels import quant_matmul as qm
 from advisor.kernels._device import UnsupportedError
+from advisor.kernels._triton import tl
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from tests.kernels import ptx
 from tests.kernels.checks import assert_bit_equal, cases, check, skip_unless_runnable
 
 DTYPES = cases([torch.float32, torch.bfloat16], [torch.float16])
@@ -52,21 +56,29 @@ def test_a_product_and_its_gradients_are_as_near_to_the_truth_as_eagers(device, 
 
 
 @pytest.mark.quick
-@pytest.mark.parametrize("way", ["GEMV_ROWS", "TILE_ROWS", "dequantised"])
+@pytest.mark.parametrize(
+    ("way", "limit", "rows", "dtype"),
+    [
+        ("launch_gemv", "GEMV_ROWS", 7, torch.float32),
+        ("launch_split", "SPLIT_ROWS", 19, torch.float16),
+        ("launch_tile", "TILE_ROWS", 70, torch.float16),
+        ("launch_dequantize", None, 7, torch.float16),
+    ],
+)
 @pytest.mark.parametrize("form", [(8, None, True), (4, 64, False)])
-def test_every_way_is_taken_and_right_at_any_number_of_rows(device, monkeypatch, way, form, poisoned):
+def test_every_way_is_taken_and_right_at_any_number_of_rows(
+    device, monkeypatch, way, limit, rows, dtype, form, poisoned
+):
     # GIVEN only one way open, and more rows than one program of it takes
-    monkeypatch.setattr(qm, "GEMV_ROWS", 99 if way == "GEMV_ROWS" else 0)
-    monkeypatch.setattr(qm, "TILE_ROWS", 999 if way == "TILE_ROWS" else 0)
+    for name in ("GEMV_ROWS", "SPLIT_ROWS", "TILE_ROWS"):
+        monkeypatch.setattr(qm, name, 999 if name == limit else 0)
     taken = []
-    for name in ("launch_gemv", "launch_tile", "launch_dequantize"):
+    for name in ("launch_gemv", "launch_split", "launch_tile", "launch_dequantize"):
         original = getattr(qm, name)
         monkeypatch.setattr(qm, name, lambda *args, f=original, name=name: (taken.append(name), f(*args))[1])
-    rows = {"GEMV_ROWS": 7, "TILE_ROWS": 70, "dequantised": 7}[way]
-    x = torch.randn(rows, 260, device=device, dtype=torch.float16)
+    x = torch.randn(rows, 260, device=device).to(dtype)
     _judge(x, _weight(device, form, out=20, columns=260), gradients=False)
-    expected = {"GEMV_ROWS": "launch_gemv", "TILE_ROWS": "launch_tile", "dequantised": "launch_dequantize"}
-    assert set(taken) == {expected[way]}
+    assert set(taken) == {way}
 
 
 @pytest.mark.parametrize("scale_dtype", cases([torch.float16], [torch.float32, torch.bfloat16]))
@@ -76,7 +88,8 @@ def test_the_dequantising_kernel_gives_the_references_matrix_to_the_bit(device, 
         pytest.skip("bfloat16 is tested on the GPU")
     weight = _weight(device, form, scale_dtype=scale_dtype)
     for dtype in (torch.float32, torch.float16):
-        made = qm._matrix(weight.packed, weight.scale, weight.zero, weight.bits, weight.in_features, dtype)
+        by_group = weight.scale.t(), None if weight.zero is None else weight.zero.t()
+        made = qm._matrix(weight.packed, *by_group, weight.bits, weight.in_features, dtype)
         assert_bit_equal(made, qm.dequantize(weight, dtype))
 
 
@@ -134,19 +147,42 @@ def test_zero_and_tiny_weights_have_scales_that_divide(form):
 
 @pytest.mark.quick
 @pytest.mark.parametrize("bits", [4, 8])
-def test_a_word_holds_the_elements_of_its_planes_rotated_by_seven_bits(bits):
-    # GIVEN one block whose elements are numbered
-    elements = 32 // bits
-    columns = torch.arange(fmt.BLOCK)
-    u = columns % 2**bits
-    packed = fmt._pack(u[None].float(), bits)[0].tolist()
+def test_a_halfword_holds_columns_a_plane_apart(bits):
+    # GIVEN one block of elements that differ from column to column
+    elements = 16 // bits
+    u = torch.arange(fmt.BLOCK) * 7 % 2**bits
+    packed = fmt._pack(u[None].float(), bits)
     length = fmt.BLOCK // elements
-    assert len(packed) == length
+    halves = packed.view(torch.int16)[0].tolist()
+    assert len(halves) == length
     for j in (0, 1, length - 1):
-        word = sum(int(u[i * length + j]) << (bits * i) for i in range(elements))
-        rotated = ((word << 7) | (word >> 25)) & 0xFFFFFFFF
-        assert packed[j] & 0xFFFFFFFF == rotated
-    assert fmt._unpack(torch.tensor([packed], dtype=torch.int32), bits, 1)[0].equal(u)
+        assert halves[j] & 0xFFFF == sum(int(u[i * length + j]) << (bits * i) for i in range(elements))
+    assert fmt._unpack(packed, bits, 1)[0].equal(u.int())
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("kind", ["fp16", "bf16"])
+@pytest.mark.parametrize("bits", [4, 8])
+def test_the_assembly_that_unpacks_gives_every_element_as_the_plain_form_does(monkeypatch, kind, bits):
+    # GIVEN the calls that kernels make where there is assembly, every halfword in either place of a pair
+    calls = []
+    monkeypatch.setattr(unpack, "_HAS_PTX", True)
+    monkeypatch.setattr(
+        unpack.tl,
+        "inline_asm_elementwise",
+        lambda text, _, args, *rest, **options: calls.append((text, args)),
+    )
+    dtype = {"fp16": tl.float16, "bf16": tl.bfloat16}[kind]
+    u = np.arange(2**16, dtype=np.uint32)
+    pairs = u | (u[::-1] << 16)
+    for index in range(16 // bits):
+        unpack.centred_element.fn(None, index, bits, dtype)
+        text, (_, *constants) = calls.pop()
+        operands = {2 + 2 * i: getattr(value, "value", value) for i, value in enumerate(constants)}
+        found = ptx.halves(ptx.run(getattr(text, "value", text), {1: pairs} | operands), kind)
+        expected = (u >> (bits * index) & (2**bits - 1)).astype(np.float32) - 2 ** (bits - 1)
+        # THEN both halves are right, and the numbers are exact: `ptx` refuses others
+        assert (found == np.stack((expected, expected[::-1]), -1)).all()
 
 
 @pytest.mark.quick
@@ -282,9 +318,10 @@ def test_the_operators_pass_torchs_own_checks(device, form):
     weight = _weight(device, form, out=6, columns=40)
     x = torch.randn(3, 40, device=device, requires_grad=True)
     bias = torch.randn(6, device=device, requires_grad=True)
-    torch.library.opcheck(qm.forward_op, (x, *weight[:3], bias, weight.bits))
+    by_group = weight.scale.t(), None if weight.zero is None else weight.zero.t()
+    torch.library.opcheck(qm.forward_op, (x, weight.packed, *by_group, bias, weight.bits))
     dy = torch.randn(3, 6, device=device)
-    torch.library.opcheck(qm.gradient_op, (dy, *weight[:3], weight.bits, 40))
+    torch.library.opcheck(qm.gradient_op, (dy, weight.packed, *by_group, weight.bits, 40))
 
 
 @pytest.mark.quick
@@ -390,7 +427,7 @@ def test_decoding_sizes_are_right(device, bits):
     # GIVEN each row of the launch table, a long row, and a number of rows for each tile
     for out, columns in [(512, 4096), (4096, 11008), (8192, 8192), (14336, 4096)]:
         weight = _weight(device, (bits, 128, True), out, columns, torch.bfloat16)
-        for rows in (1, 2, 8, 24, 64):
+        for rows in (1, 2, 8, 16, 24, 64):
             x = torch.randn(rows, columns, device=device, dtype=torch.bfloat16)
             _judge(x, weight, gradients=False)
 

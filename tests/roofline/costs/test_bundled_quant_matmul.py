@@ -39,10 +39,13 @@ def test_a_bias_is_read_too():
     assert with_it.bytes_read - without.bytes_read == 512
 
 
-def test_few_rows_take_the_plain_units_and_more_the_matrix_units():
-    (plain,) = launch_costs(_forward(1, WORDS4, SCALE4, None, "4", kernels=["_gemv_kernel"]))
-    (tiles,) = launch_costs(_forward(16, WORDS4, SCALE4, None, "4", kernels=["_tile_kernel"]))
-    assert (plain.pipe, tiles.pipe) == ("vector_fp32", "tensor_bf16")
+@pytest.mark.parametrize(
+    ("kernel", "pipe"),
+    [("_gemv_kernel", "vector_fp32"), ("_split_kernel", "tensor_bf16"), ("_tile_kernel", "tensor_bf16")],
+)
+def test_each_kernel_multiplies_on_its_units(kernel, pipe):
+    (found,) = launch_costs(_forward(1, WORDS4, SCALE4, None, "4", kernels=[kernel]))
+    assert found.pipe == pipe
 
 
 def test_many_rows_write_a_matrix_and_read_it_again_but_an_ideal_operator_does_not():

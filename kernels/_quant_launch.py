@@ -1,0 +1,146 @@
+"""What the kernels of the weight-only products are launched with."""
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from ._device import sm_count
+from ._launch import LaunchTable, cdiv
+from ._quant_format import BLOCK, blocks_of
+from ._quant_kernels import _dequantize_kernel, _gemv_kernel, _split_kernel, _tile_kernel
+from ._triton import triton
+
+#: Rows of x that a program of the plain units takes at most.
+GEMV_X_ROWS = 4
+#: The narrowest x of the matrix units; before 3.3 Triton takes no 8.
+_NARROWEST = 8 if tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 3) else 16
+
+#: Size: rows of W.
+GEMV = LaunchTable(
+    "quant_gemv",
+    {
+        "default": [(4096, {"ROWS": 2, "num_warps": 4}), (None, {"ROWS": 4, "num_warps": 2})],
+        "interpreter": [(None, {"ROWS": 16, "num_warps": 1})],
+    },
+)
+#: Size: rows of x. Of a stage's shared memory a row of int4 takes 64 bytes for each warp and block, a row of
+#: x 256. Few rows of W a program make more programs, but each fetches x for itself.
+SPLIT = LaunchTable(
+    "quant_split",
+    {
+        # 100 KiB of shared memory at most, which is what the smallest of these GPUs have.
+        "default": [
+            (1, {"ROWS": 16, "WARPS": 4, "BLOCKS": 1, "STAGES": 4}),
+            (8, {"ROWS": 32, "WARPS": 4, "BLOCKS": 1, "STAGES": 4}),
+            (None, {"ROWS": 32, "WARPS": 4, "BLOCKS": 1, "STAGES": 4}),
+        ],
+        "sm_90": [
+            (1, {"ROWS": 16, "WARPS": 4, "BLOCKS": 1, "STAGES": 5}),
+            (8, {"ROWS": 32, "WARPS": 8, "BLOCKS": 1, "STAGES": 4}),
+            (None, {"ROWS": 64, "WARPS": 8, "BLOCKS": 1, "STAGES": 4}),
+        ],
+        "interpreter": [(None, {"ROWS": 32, "WARPS": 2, "BLOCKS": 1, "STAGES": 2})],
+    },
+)
+#: Size: rows of x.
+TILE = LaunchTable(
+    "quant_tile",
+    {
+        "default": [
+            (32, {"X_ROWS": 32, "ROWS": 32, "BLOCKS": 2, "STAGES": 4, "num_warps": 2}),
+            (None, {"X_ROWS": 64, "ROWS": 64, "BLOCKS": 2, "STAGES": 2, "num_warps": 4}),
+        ],
+        "sm_90": [
+            (32, {"X_ROWS": 32, "ROWS": 64, "BLOCKS": 2, "STAGES": 4, "num_warps": 4}),
+            (None, {"X_ROWS": 64, "ROWS": 64, "BLOCKS": 2, "STAGES": 3, "num_warps": 4}),
+        ],
+        "interpreter": [(None, {"X_ROWS": 64, "ROWS": 32, "BLOCKS": 2, "STAGES": 1, "num_warps": 1})],
+    },
+)
+#: Size: words of W.
+DEQUANTIZE = LaunchTable(
+    "quant_dequantize",
+    {
+        "default": [(None, {"ROWS": 16, "HALFS": 128, "num_warps": 4})],
+        "interpreter": [(None, {"ROWS": 32, "HALFS": 256, "num_warps": 1})],
+    },
+)
+
+
+# In all of these scales and zero points are (groups, out).
+
+
+def _groups(scale: Tensor, bits: int, n_blocks: int) -> int:
+    """Groups in a block of a row; 1 where the row is one."""
+    return 1 if bits == 8 or not n_blocks else scale.shape[0] // n_blocks
+
+
+def _whole_blocks(x: Tensor) -> Tensor:
+    """`x` with columns of 0 up to whole blocks and rows that begin on 16 bytes: itself where it is so."""
+    missing = -x.shape[1] % BLOCK
+    # Padding by nothing copies, which is a launch as long as the product's own for a small weight.
+    x = F.pad(x, (0, missing)) if missing else x
+    return x if x.stride(1) == 1 and (x.shape[0] == 1 or x.stride(0) % 16 == 0) else x.contiguous()
+
+
+def launch_gemv(
+    x: Tensor, packed: Tensor, scale: Tensor, zero: Tensor | None, bias: Tensor | None, y: Tensor, bits: int
+) -> None:
+    """Few rows of x (rows, in) on the plain units, into y (rows, out)."""
+    x = _whole_blocks(x)
+    n_rows, n_out, n_blocks = x.shape[0], packed.shape[0], x.shape[1] // BLOCK
+    params = dict(GEMV.pick(n_out, x.device))
+    quads = 32 * params["num_warps"]
+    x_rows = min(1 << (n_rows - 1).bit_length(), GEMV_X_ROWS)
+    params["ROWS"] = max(params["ROWS"] // x_rows, 1)
+    _gemv_kernel[(cdiv(n_rows, x_rows) * cdiv(n_out, params["ROWS"]),)](
+        x, packed, scale, zero, bias, y, n_rows, n_out, n_blocks, x.stride(0),
+        BITS=bits, GROUPS=_groups(scale, bits, n_blocks), FULL=packed.shape[1] // 2 % quads == 0,
+        X_ROWS=x_rows, QUADS=quads, **params,
+    )  # fmt: skip
+
+
+def launch_split(
+    x: Tensor, packed: Tensor, scale: Tensor, zero: Tensor | None, bias: Tensor | None, y: Tensor, bits: int
+) -> None:
+    """Few rows of 16-bit x (rows, in) on the matrix units, into y (rows, out)."""
+    x = _whole_blocks(x)
+    n_rows, n_out, n_blocks = x.shape[0], packed.shape[0], x.shape[1] // BLOCK
+    params = dict(SPLIT.pick(n_rows, x.device))
+    # A stage of int8 holds twice the words.
+    params["STAGES"] -= bits == 8
+    x_rows = _NARROWEST if n_rows <= _NARROWEST else 16
+    _split_kernel[(cdiv(n_rows, x_rows) * cdiv(n_out, params["ROWS"]),)](
+        x, packed, scale, zero, bias, y, n_rows, n_out, n_blocks, x.stride(0),
+        BITS=bits, GROUPS=_groups(scale, bits, n_blocks),
+        FULL=n_blocks % (params["WARPS"] * params["BLOCKS"]) == 0, X_ROWS=x_rows,
+        num_warps=params["WARPS"], **params,
+    )  # fmt: skip
+
+
+def launch_tile(
+    x: Tensor, packed: Tensor, scale: Tensor, zero: Tensor | None, bias: Tensor | None, y: Tensor, bits: int
+) -> None:
+    """More rows of 16-bit x (rows, in) on the matrix units, into y (rows, out)."""
+    x = _whole_blocks(x)
+    n_rows, n_out, n_blocks = x.shape[0], packed.shape[0], x.shape[1] // BLOCK
+    params = dict(TILE.pick(n_rows, x.device))
+    x_blocks = cdiv(n_rows, params["X_ROWS"])
+    # A tenth of the multiprocessors may idle before smaller tiles, which fetch x more often, pay.
+    while params["num_warps"] > 1 and x_blocks * cdiv(n_out, params["ROWS"]) < 0.9 * sm_count(x.device):
+        params["ROWS"], params["num_warps"] = params["ROWS"] // 2, params["num_warps"] // 2
+    _tile_kernel[(x_blocks * cdiv(n_out, params["ROWS"]),)](
+        x, packed, scale, zero, bias, y, n_rows, n_out, n_blocks, x.stride(0),
+        BITS=bits, GROUPS=_groups(scale, bits, n_blocks),
+        FULL=n_blocks % params["BLOCKS"] == 0, **params,
+    )  # fmt: skip
+
+
+def launch_dequantize(packed: Tensor, scale: Tensor, zero: Tensor | None, out: Tensor, bits: int) -> None:
+    """The matrix itself, into out (out, in) of any floating-point dtype, contiguous."""
+    (n_out, n_in), n_blocks = out.shape, blocks_of(out.shape[1])
+    params = DEQUANTIZE.pick(packed.numel(), out.device)
+    tiles = cdiv(2 * packed.shape[1], params["HALFS"])
+    _dequantize_kernel[(tiles * cdiv(n_out, params["ROWS"]),)](
+        packed, scale, zero, out, n_out, n_in, n_blocks, tiles,
+        BITS=bits, GROUPS=_groups(scale, bits, n_blocks), **params,
+    )  # fmt: skip
