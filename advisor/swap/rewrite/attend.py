@@ -99,6 +99,7 @@ def _merged(masks: Sequence[Tensor], forms: tuple[str, ...], rank: int) -> Tenso
 
 
 def _back(y: Tensor, order: tuple[int, ...], dtype: torch.dtype, batch: tuple[int, int] | None) -> Tensor:
+    """The result as the pattern's, laid out as the queries are; where that shows, it is laid out anew."""
     if len(order) == 3:
         y = y.squeeze(1) if batch is None else y.flatten(0, 1)
     y = y if order == tuple(range(len(order))) else y.permute(order)
@@ -139,8 +140,7 @@ def _bundled(
         softcap=softcap,
         dropout_p=dropout_p,
     )
-    # Written out, the product is laid out by itself; here it is laid out as the queries are.
-    return _back(y.contiguous(), orders[3], dtype, batch)
+    return _back(y, orders[3], dtype, batch)
 
 
 def _inputs(
@@ -214,7 +214,7 @@ def _sdpa(
 
         with sdpa_kernel(getattr(SDPBackend, backend)):
             y = call(q, k, v, mask, dropout_p, causal, scale=scale, **more)
-    return _back(y.contiguous(), orders[3], dtype, batch)
+    return _back(y, orders[3], dtype, batch)
 
 
 def _sdpa_reasons(q: Tensor, *rest: Tensor, grouped: int, **settings: Any) -> Sequence[str]:
