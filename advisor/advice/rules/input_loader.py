@@ -37,9 +37,9 @@ def dataloader(loop: Loop) -> Iterator[Finding]:
 
     Recognised by the DataLoader's own ranges (or the capture's input phase, for another iterable) in steady
     steps; or, since workers run ahead while a profiler starts, by steps without it that are longer than host
-    and device explain. The new step is played with a batch every `fetch time / workers`, and no sooner than one thread
-    can move it into pinned memory. Silent where a fetch takes under 2 % of the step, or where the GPU is
-    behind anyway so that the wait hides behind its work.
+    and device explain. The new step is played with a batch every `fetch time / workers`, and no sooner than
+    one thread can move it into pinned memory. Silent where a fetch takes under 2 % of the step, or where the
+    GPU is behind anyway so that the wait hides behind its work.
     """
     fetches = loop.host.fetches
     loop.require(len(fetches), "the trace shows no batch being fetched")
