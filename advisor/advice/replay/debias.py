@@ -40,6 +40,8 @@ FETCH_DRIFT = 0.1
 #: Standard deviations that nine in ten values stay below.
 NINE_IN_TEN = 1.28
 _LEAST, _MOST, _TRIALS = 0.25, 1.15, 10
+#: A real step this many times the played one, where the device sets its pace, waits for something else.
+_DEVICE_MISFIT = 1.15
 #: A step this many times the real one is not explained by the profiler. How fast the host may really be then,
 #: how closely that is looked for, and how far it may be off.
 _MISFIT, _SLOWEST, _HALVINGS, _UNEVEN = 1.05, 0.05, 8, 1.3
@@ -176,9 +178,14 @@ def with_cheapest_profiler(work_ns: float, events: int) -> Speed:
     return Speed(max(1.0 - _LEAST_AN_EVENT_NS * events / max(work_ns, 1.0), _LEAST))
 
 
-def falls_short(played_ns: float, target_ns: float) -> bool:
-    """Whether a played step is too short to be the real one."""
-    return played_ns * _MISFIT < target_ns
+def falls_short(step_ns: Callable[[Speed], float], slowest: Speed, target_ns: float) -> bool:
+    """Whether a step is too short to be the real one, even with the slowest host that may be.
+
+    A device that rested before the capture was faster in it, and may be power-limited in the long run.
+    """
+    played_ns = step_ns(slowest)
+    of_device = played_ns < (1 + _FIT) * step_ns(Speed(_LEAST))
+    return played_ns * (_DEVICE_MISFIT if of_device else _MISFIT) < target_ns
 
 
 def _slow_throughout(step_ns: Callable[[Speed], float], target_ns: float, found: Speeds) -> Speeds:

@@ -133,7 +133,9 @@ class Replay:
         if loader.in_process or not fetched:
             return None
         slowest = with_cheapest_profiler(float(graph.swelling_ns.sum()), graph.events)
-        if not loader.waits and not falls_short(self._play(unedited, slowest), self.baseline_ns):
+        if not loader.waits and not falls_short(
+            lambda speed: self._play(unedited, speed), slowest, self.baseline_ns
+        ):
             return None
         return self.baseline_ns * len(graph.windows) / fetched
 

@@ -64,3 +64,12 @@ def test_a_loop_without_workers_has_nobody_to_wait_for():
     script = Script(lambda s: (s.fetch(10, workers=False), busy(s, 400)))
 
     assert script.replay(baseline_step_ms=0.8).loader_ns == 0
+
+
+def test_a_device_that_is_somewhat_slower_in_the_long_run_waits_for_no_workers():
+    # GIVEN kernels of 2000 µs a step, and steps of 2150 without the profiler
+    script = Script(lambda s: (s.fetch(10), busy(s, 100), s.launch(2_000)))
+
+    assert script.replay(baseline_step_ms=2.15).loader_ns == 0
+    # AND where they take half as long again something else holds them up
+    assert us(script.replay(baseline_step_ms=3.0).loader_ns) == pytest.approx(3_000)
