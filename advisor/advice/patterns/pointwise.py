@@ -136,7 +136,7 @@ def chain(units: Sequence[Unit]) -> Iterator[Group]:
     run: list[Unit] = []
     for unit in [*units, None]:
         ends = unit is not None and unit.name in NORMS | SOFTMAX | REDUCING
-        fits = unit is not None and (not run or _same_size(run, unit))
+        fits = unit is not None and (not run or unit.numel == run[0].numel)
         if unit is not None and not unit.forward and fits:
             if run:
                 run.append(unit)
@@ -155,10 +155,6 @@ def chain(units: Sequence[Unit]) -> Iterator[Group]:
 def _reduces_all(unit: Unit) -> bool:
     """Whether a number comes out: the end of a loss."""
     return unit.name in REDUCING and not any(value.startswith("[") for value in unit.call.concrete)
-
-
-def _same_size(run: Sequence[Unit], unit: Unit) -> bool:
-    return unit.numel == max(one.numel for one in run)
 
 
 def _chain_of(run: Sequence[Unit]) -> Group:
