@@ -12,6 +12,7 @@ import torch
 from advisor.swap import adversaries
 from advisor.swap.guard import kept_state, unwarned
 from advisor.swap.play import play
+from advisor.swap.rewrite.record import let_go_of_workspaces
 from advisor.swap.site import Candidate, Example, Site
 from advisor.swap.tensors import devices_of
 
@@ -41,9 +42,7 @@ def compile_ahead(sites: Sequence[Site]) -> int:
     devices = {d for _, e in todo for d in devices_of((e.args, dict(e.kwargs)))}
     with kept_state(devices), unwarned(), ThreadPoolExecutor(_threads(len(todo))) as threads:
         list(threads.map(lambda one: _run(*one), todo))
-    # Each thread's matrix products had a workspace of their own.
-    with suppress(AttributeError):
-        torch._C._cuda_clearCublasWorkspaces()
+    let_go_of_workspaces()
     return len(todo)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -44,7 +45,7 @@ class Recorder(Protocol):
 
     @property
     def held_bytes(self) -> int:
-        """Of the device's memory, what the recording holds."""
+        """Of the device's memory, what the recording holds beside what is allocated."""
         ...
 
     def rehearse(self, run: Callable[[], object]) -> None:
@@ -90,27 +91,27 @@ class CudaRecorder:
         """Replays run on the stream that is current then."""
         torch.cuda.synchronize(self._device)
         torch.cuda.empty_cache()
-        before = torch.cuda.memory_reserved(self._device)
+        before, mine = torch.cuda.memory_reserved(self._device), torch.cuda.memory_allocated(self._device)
         outputs, replay_forward = self._captured(forward)
         gradients, replay_backward = self._captured(lambda: backward(outputs))
         outputs = [None if o is None else o.detach() for o in outputs]
         torch.cuda.synchronize(self._device)
         now = torch.cuda.memory_reserved(self._device)
-        self.held_bytes = max(0, now - before)
-        self._refuse_what_does_not_fit(now)
+        pool = max(0, now - before)
+        self._refuse_what_does_not_fit(now, pool)
+        # Outputs and gradients are allocated like any tensor, and counted as such.
+        self.held_bytes = max(0, pool - (torch.cuda.memory_allocated(self._device) - mine))
+        _recorders.add(self)
         return Recorded(outputs, gradients, replay_forward, replay_backward)
 
-    def _refuse_what_does_not_fit(self, now_bytes: int) -> None:
+    def _refuse_what_does_not_fit(self, now_bytes: int, pool_bytes: int) -> None:
         """The step as it was must find its memory beside the recording: it is compared, and put back."""
         free, _ = torch.cuda.mem_get_info(self._device)
-        need = self._loop_bytes + self.held_bytes + _SPARE_BYTES
-        if free + now_bytes < need:
-            raise Unrecordable(
-                f"beside the loop there is no room for the {self.held_bytes / 1e9:.1f} GB of it"
-            )
+        if free + now_bytes < self._loop_bytes + pool_bytes + _SPARE_BYTES:
+            raise Unrecordable(f"beside the loop there is no room for the {pool_bytes / 1e9:.1f} GB of it")
         if self._loop_bytes and now_bytes > self._loop_bytes and not self._may_grow:
             raise Unrecordable(
-                f"it holds {self.held_bytes / 1e9:.1f} GB, with which memory would grow beyond the loop's own"
+                f"it holds {pool_bytes / 1e9:.1f} GB, with which memory would grow beyond the loop's own"
             )
 
     def _captured(self, run: Callable[[], _T]) -> tuple[_T, Callable[[], None]]:
@@ -144,6 +145,16 @@ class CudaRecorder:
                 yield
         finally:
             here.wait_stream(self._stream)
+
+
+_recorders: weakref.WeakSet[CudaRecorder] = weakref.WeakSet()
+
+
+def let_go_of_workspaces() -> None:
+    """Free the workspaces of matrix products, which threads have of their own, unless a recording has one."""
+    if not _recorders:
+        with suppress(AttributeError):
+            torch._C._cuda_clearCublasWorkspaces()
 
 
 @contextmanager
