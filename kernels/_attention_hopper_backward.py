@@ -71,7 +71,8 @@ if AVAILABLE:
     def query_step(
         queries, grads, k_tiles, v_tiles, ready, empty, acc, row_lse, row_delta, count, edge, words, row, col,
         n_q, n_k, low, high, factor,
-        raw_layout: gl.constexpr, MASKED: gl.constexpr, LEFT: gl.constexpr, RIGHT: gl.constexpr, EXACT: gl.constexpr,
+        raw_layout: gl.constexpr, MASKED: gl.constexpr, LEFT: gl.constexpr, RIGHT: gl.constexpr,
+        EXACT: gl.constexpr,
         STAGES: gl.constexpr,
     ):  # fmt: skip
         """dq with one more block of keys."""
@@ -101,7 +102,8 @@ if AVAILABLE:
 
     @gluon.jit
     def query_gradient(
-        out, grad, dq, lse, delta, mask, q_tiles, g_tiles, k_tiles, v_tiles, own_ready, own_empty, ready, empty,
+        out, grad, dq, lse, delta, mask, q_tiles, g_tiles, k_tiles, v_tiles, own_ready, own_empty, ready,
+        empty,
         o_b, o_h, o_n, g_b, g_h, g_n, dq_b, dq_h, dq_n, m_b, m_h, m_m,
         heads, n_planes, n_blocks, together, n_items, n_q, n_k, low, high, scale,
         DIM: gl.constexpr, DIM_V: gl.constexpr, MASKED: gl.constexpr, LEFT: gl.constexpr, RIGHT: gl.constexpr,
@@ -246,9 +248,11 @@ if AVAILABLE:
 
     @gluon.jit
     def key_step(
-        keys, values, q_tiles, g_tiles, ready, empty, acc_k, acc_v, lse, delta, count, edge, words, row, col, n_q,
+        keys, values, q_tiles, g_tiles, ready, empty, acc_k, acc_v, lse, delta, count, edge, words, row, col,
+        n_q,
         n_k, low, high, factor,
-        raw_layout: gl.constexpr, MASKED: gl.constexpr, LEFT: gl.constexpr, RIGHT: gl.constexpr, EXACT: gl.constexpr,
+        raw_layout: gl.constexpr, MASKED: gl.constexpr, LEFT: gl.constexpr, RIGHT: gl.constexpr,
+        EXACT: gl.constexpr,
         STAGES: gl.constexpr,
     ):  # fmt: skip
         """dk and dv with one more block of queries; tiles of scores are transposed, [keys, queries]."""
@@ -324,7 +328,7 @@ if AVAILABLE:
             mbarrier.wait(own_ready, turn & 1)
             first = (head_k * splits + split) * members
             for head in range(first, first + members):
-                words = at_mask + head.to(gl.int64) * m_h
+                words = at_mask + (batch * 0 + head).to(gl.int64) * m_h
                 stat = (batch * (heads_k * splits * members) + head).to(gl.int64) * n_q
                 for step in range(start, stop):
                     acc_k, acc_v = key_step(
@@ -341,7 +345,8 @@ if AVAILABLE:
 
     @gluon.jit
     def key_gradient_kernel(
-        q, grad, k, v, dk, dv, lse, delta, mask, dk_s, dk_b, dk_h, dk_n, dv_s, dv_b, dv_h, dv_n, m_b, m_h, m_m,
+        q, grad, k, v, dk, dv, lse, delta, mask, dk_s, dk_b, dk_h, dk_n, dv_s, dv_b, dv_h, dv_n, m_b, m_h,
+        m_m,
         heads_k, members, splits, n_planes, n_blocks, together, n_items, n_q, n_k, low, high, scale,
         DIM: gl.constexpr, DIM_V: gl.constexpr, MASKED: gl.constexpr, LEFT: gl.constexpr, RIGHT: gl.constexpr,
         EXACT: gl.constexpr, STAGES: gl.constexpr,
@@ -389,7 +394,8 @@ if AVAILABLE:
 
 def launch_query_gradient(
     q: Tensor, k: Tensor, v: Tensor, out: Tensor, grad: Tensor, dq: Tensor, lse: Tensor, delta: Tensor,
-    mask: Tensor | None, scale: float, low: int, high: int, limits: tuple[bool, bool], together: int, programs: int,
+    mask: Tensor | None, scale: float, low: int, high: int, limits: tuple[bool, bool], together: int,
+    programs: int,
     params: Mapping[str, int],
 ) -> None:  # fmt: skip
     """Write dq and delta; arguments as `launch_forward` has them, `params` with BLOCK in keys."""
@@ -401,17 +407,19 @@ def launch_query_gradient(
         lse if mask is None else mask, *out.stride()[:3], *grad.stride()[:3], *dq.stride()[:3],
         *((0, 0, 0) if mask is None else mask.stride()[:3]),
         q.shape[1], q.shape[1] // k.shape[1], planes, blocks, together, count, q.shape[2], k.shape[2],
-        low, high, scale, DIM=q.shape[3], DIM_V=v.shape[3], MASKED=mask is not None, LEFT=limits[0], RIGHT=limits[1],
+        low, high, scale, DIM=q.shape[3], DIM_V=v.shape[3], MASKED=mask is not None, LEFT=limits[0],
+        RIGHT=limits[1],
         EXACT=q.dtype == torch.float16, STAGES=params["STAGES"], num_warps=4, maxnreg=168,
     )  # fmt: skip
 
 
 def launch_key_gradient(
     q: Tensor, k: Tensor, v: Tensor, grad: Tensor, dk: Tensor, dv: Tensor, lse: Tensor, delta: Tensor,
-    mask: Tensor | None, scale: float, low: int, high: int, limits: tuple[bool, bool], together: int, programs: int,
+    mask: Tensor | None, scale: float, low: int, high: int, limits: tuple[bool, bool], together: int,
+    programs: int,
     params: Mapping[str, int],
 ) -> None:  # fmt: skip
-    """Write dk and dv, (splits, batch, heads, tokens, dim), to be summed; the mask transposed, BLOCK in queries."""
+    """Write dk and dv, (splits, batch, heads, tokens, dim); mask transposed, BLOCK in queries."""
     splits, heads_k = dk.shape[0], k.shape[1]
     blocks, planes = -(-k.shape[2] // (2 * ROWS)), k.shape[0] * heads_k * splits
     count, grid = items(blocks, planes, programs, params)
@@ -421,6 +429,7 @@ def launch_key_gradient(
         *dk.stride()[:4], *dv.stride()[:4], *((0, 0, 0) if mask is None else mask.stride()[:3]),
         heads_k, q.shape[1] // heads_k // splits, splits, planes, blocks, together, count,
         q.shape[2], k.shape[2], low, high, scale, DIM=q.shape[3], DIM_V=v.shape[3],
-        MASKED=mask is not None, LEFT=limits[0], RIGHT=limits[1], EXACT=q.dtype == torch.float16, STAGES=params["STAGES"],
+        MASKED=mask is not None, LEFT=limits[0], RIGHT=limits[1], EXACT=q.dtype == torch.float16,
+        STAGES=params["STAGES"],
         num_warps=4, maxnreg=168,
     )  # fmt: skip

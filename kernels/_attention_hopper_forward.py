@@ -239,12 +239,14 @@ if AVAILABLE:
                 [
                     (attend, (
                         out, lse, mask, q_tiles, k_tiles, v_tiles, q_ready, q_empty, k_ready, k_empty,
-                        v_ready, v_empty, o_b, o_h, o_n, m_b, m_h, m_m, heads, n_planes, n_blocks, together, n_items,
+                        v_ready, v_empty, o_b, o_h, o_n, m_b, m_h, m_m, heads, n_planes, n_blocks, together,
+                        n_items,
                         n_q, n_k, low, high, scale, DIM_V, MASKED, LEFT, RIGHT, EXACT, GROUPS, STAGES, 0,
                     )),
                     (attend, (
                         out, lse, mask, q_tiles, k_tiles, v_tiles, q_ready, q_empty, k_ready, k_empty,
-                        v_ready, v_empty, o_b, o_h, o_n, m_b, m_h, m_m, heads, n_planes, n_blocks, together, n_items,
+                        v_ready, v_empty, o_b, o_h, o_n, m_b, m_h, m_m, heads, n_planes, n_blocks, together,
+                        n_items,
                         n_q, n_k, low, high, scale, DIM_V, MASKED, LEFT, RIGHT, EXACT, GROUPS, STAGES, 1,
                     )),
                     (load_tiles, (
@@ -260,17 +262,20 @@ if AVAILABLE:
                 [
                     (attend, (
                         out, lse, mask, q_tiles, k_tiles, v_tiles, q_ready, q_empty, k_ready, k_empty,
-                        v_ready, v_empty, o_b, o_h, o_n, m_b, m_h, m_m, heads, n_planes, n_blocks, together, n_items,
+                        v_ready, v_empty, o_b, o_h, o_n, m_b, m_h, m_m, heads, n_planes, n_blocks, together,
+                        n_items,
                         n_q, n_k, low, high, scale, DIM_V, MASKED, LEFT, RIGHT, EXACT, GROUPS, STAGES, 0,
                     )),
                     (attend, (
                         out, lse, mask, q_tiles, k_tiles, v_tiles, q_ready, q_empty, k_ready, k_empty,
-                        v_ready, v_empty, o_b, o_h, o_n, m_b, m_h, m_m, heads, n_planes, n_blocks, together, n_items,
+                        v_ready, v_empty, o_b, o_h, o_n, m_b, m_h, m_m, heads, n_planes, n_blocks, together,
+                        n_items,
                         n_q, n_k, low, high, scale, DIM_V, MASKED, LEFT, RIGHT, EXACT, GROUPS, STAGES, 1,
                     )),
                     (attend, (
                         out, lse, mask, q_tiles, k_tiles, v_tiles, q_ready, q_empty, k_ready, k_empty,
-                        v_ready, v_empty, o_b, o_h, o_n, m_b, m_h, m_m, heads, n_planes, n_blocks, together, n_items,
+                        v_ready, v_empty, o_b, o_h, o_n, m_b, m_h, m_m, heads, n_planes, n_blocks, together,
+                        n_items,
                         n_q, n_k, low, high, scale, DIM_V, MASKED, LEFT, RIGHT, EXACT, GROUPS, STAGES, 2,
                     )),
                     (load_tiles, (
@@ -284,7 +289,8 @@ if AVAILABLE:
 
 
 def launch_forward(
-    q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, mask: Tensor | None, scale: float, low: int, high: int,
+    q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, mask: Tensor | None, scale: float, low: int,
+    high: int,
     limits: tuple[bool, bool], together: int, programs: int, params: Mapping[str, int],
 ) -> None:  # fmt: skip
     """Run the forward.

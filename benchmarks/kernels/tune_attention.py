@@ -1,144 +1,174 @@
-"""Times launch parameters of the attention kernels on this GPU, each checked against PyTorch's attention.
+"""Finds launch parameters of the attention kernels on this GPU, and says how far they get.
 
-    python -m benchmarks.kernels.tune_attention [--dims 64 128] [--full] [--budget-s 60]
+    python -m benchmarks.kernels.tune_attention [--dims 64 128] [--budget-s 90] [--skip-checks]
 
-Prints, fastest first, what `kernels/_attention_launch.py` may take over for this architecture. A candidate
-costs about a second to compile; the likeliest come first, and each kernel goes on with the fastest before it.
+Compiling takes longer than timing: candidates are compiled ahead by as many processes as there are cores, the
+likeliest first, while another process times those that are ready. Each result is compared with that of the
+present parameters, and both with PyTorch's. A candidate that hangs or faults costs its process and is named;
+those like it are then left out. It prints rows for `kernels/_attention_launch.py`, then the fastest of each
+beside PyTorch's backends, then whether masks, windows, odd lengths and grouped heads come out right.
 """
 
 from __future__ import annotations
 
 import argparse
-import statistics
+import multiprocessing
+import os
 import time
-from collections.abc import Callable
+from concurrent.futures import Future, ProcessPoolExecutor
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
 from typing import Any
 
-import torch
-import torch.nn.functional as F
-from advisor.kernels import _attention_launch as launch
-from advisor.kernels import _attention_ops as ops
+from benchmarks.kernels import attention_trials
+from benchmarks.kernels.attention_trials import CASES, CHECKS, Parameters, Trial, compile_ahead, serve
 
-#: Of each kernel by head dimension: (queries, keys, warps, stages); the first also without descriptors.
-CANDIDATES: dict[str, dict[int, list[tuple[int, int, int, int]]]] = {
+#: Of each kernel by head dimension, likeliest first: (block, stages, groups, persistent).
+ROLES: dict[str, dict[int, list[tuple[int, int, int, int]]]] = {
     "forward": {
-        64: [(128, 64, 4, 3), (128, 128, 8, 2), (128, 64, 8, 3), (64, 128, 4, 2), (128, 128, 8, 3)],
-        128: [(128, 128, 8, 2), (128, 64, 8, 3), (64, 64, 4, 2), (64, 128, 4, 2), (128, 64, 8, 2)],
+        128: [(128, 2, 2, 1), (128, 2, 2, 0), (64, 4, 2, 1), (128, 3, 2, 1)],
+        64: [(128, 2, 3, 1), (128, 3, 2, 1), (128, 2, 3, 0), (64, 4, 3, 1)],
     },
     "query_gradient": {
-        64: [(128, 128, 8, 2), (128, 64, 8, 2), (64, 64, 4, 2), (64, 128, 4, 2), (64, 64, 4, 3)],
-        128: [(128, 64, 8, 2), (64, 64, 4, 2), (128, 32, 8, 2), (64, 128, 8, 2)],
+        128: [(64, 3, 2, 1), (64, 3, 2, 0), (128, 2, 2, 1), (64, 4, 2, 1)],
+        64: [(128, 3, 2, 1), (64, 4, 2, 1), (128, 3, 2, 0)],
     },
     "key_gradient": {
-        64: [(64, 128, 8, 2), (64, 64, 4, 2), (128, 128, 8, 2), (64, 64, 4, 3), (32, 128, 8, 3)],
-        128: [(64, 128, 8, 2), (64, 64, 4, 2), (32, 128, 8, 2), (32, 64, 4, 3)],
+        128: [(64, 3, 2, 1), (64, 3, 2, 0), (64, 2, 2, 1)],
+        64: [(64, 4, 2, 1), (128, 3, 2, 1), (64, 4, 2, 0)],
     },
 }
-TILES = {
-    "forward": launch.FORWARD,
-    "query_gradient": launch.QUERY_GRADIENT,
-    "key_gradient": launch.KEY_GRADIENT,
+#: (queries, keys, warps, stages) of the kernels without roles, tried after those above.
+TILES: dict[str, dict[int, list[tuple[int, int, int, int]]]] = {
+    "forward": {128: [(128, 64, 8, 3), (64, 128, 4, 2)], 64: [(128, 128, 8, 2), (128, 128, 8, 3)]},
+    "query_gradient": {128: [(64, 64, 4, 2), (128, 64, 8, 3)], 64: [(128, 64, 8, 2), (64, 64, 4, 3)]},
+    "key_gradient": {128: [(32, 128, 8, 2), (64, 64, 4, 2)], 64: [(64, 64, 4, 3), (128, 128, 8, 2)]},
 }
-SHAPES = {64: (8, 32, 2048, 64), 128: (4, 16, 4096, 128)}
+SILENCE_S = 15.0
+#: Kept back for the comparison at the end.
+RESERVE_S = 30.0
 
 
-def use(kernel: str, params: launch.Params) -> None:
-    """Let every head dimension's plain launch of `kernel` take these parameters."""
-    TILES[kernel].plain.pick = lambda size, device: params  # type: ignore[method-assign]
+@dataclass
+class Timer:
+    """The process that owns the GPU, started again when a trial breaks it."""
+
+    context: Any
+    process: Any = None
+    pipe: Connection | None = None
+    broken: set[tuple[str, bool]] = field(default_factory=set)
+
+    def ask(self, request: tuple[str, Any], patience_s: float = SILENCE_S) -> dict[str, Any]:
+        """The answer, or an ``error`` where there was none in time."""
+        if self.process is None:
+            self.pipe, other = self.context.Pipe()
+            self.process = self.context.Process(target=serve, args=(other,), daemon=True)
+            self.process.start()
+            # Importing PyTorch and its first work on the GPU.
+            patience_s += 60.0
+        assert self.pipe is not None
+        self.pipe.send(request)
+        try:
+            if self.pipe.poll(patience_s):
+                answer = self.pipe.recv()
+                if answer.get("fatal"):
+                    self.stop()
+                return answer
+            answer = {"error": f"no answer within {patience_s:.0f} s: it hangs"}
+        except (EOFError, ConnectionError):
+            answer = {"error": "its process died"}
+        self.stop()
+        answer["fatal"] = True
+        return answer
+
+    def stop(self) -> None:
+        if self.process is not None:
+            self.process.kill()
+            self.process.join()
+            self.process = None
 
 
-def median_ms(call: Callable[[], Any], repeats: int = 8) -> float:
-    call()
-    times = []
-    for _ in range(repeats):
-        start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        call()
-        stop.record()
-        torch.cuda.synchronize()
-        times.append(start.elapsed_time(stop))
-    return statistics.median(times)
+def trials(dims: list[int]) -> list[Trial]:
+    """All of them: what is in the table now, then roles by rank over kernels and dimensions, then tiles."""
+    ranked: list[tuple[int, Trial]] = []
+    for kernel, by_dim in ROLES.items():
+        for dim in dims:
+            ranked.append((-1, Trial(kernel, dim, None)))
+            ranked += [(n, Trial(kernel, dim, ("roles", *p))) for n, p in enumerate(by_dim[dim])]
+            ranked += [(9, Trial(kernel, dim, ("tile", *p))) for p in TILES[kernel][dim]]
+    return [trial for _, trial in sorted(ranked, key=lambda entry: entry[0])]
 
 
-def error(got: torch.Tensor, wanted: torch.Tensor) -> float:
-    """Relative, by norms."""
-    return float((got.float() - wanted.float()).norm() / wanted.float().norm())
-
-
-class Problem:
-    """One shape: its tensors, PyTorch's results, and one call for each kernel."""
-
-    def __init__(self, dim: int, causal: bool) -> None:
-        batch, heads, tokens, _ = SHAPES[dim]
-        self.q, self.k, self.v, self.grad = (
-            torch.randn(batch, heads, tokens, dim, device="cuda", dtype=torch.bfloat16) for _ in range(4)
+def search(timer: Timer, pool: ProcessPoolExecutor, dims: list[int], stop: float) -> Parameters:
+    """The fastest correct parameters of each kernel and dimension; nothing where those of now are."""
+    wanted = trials(dims)
+    ready: list[tuple[Trial, Future[str]]] = [(t, pool.submit(compile_ahead, [t])) for t in wanted]
+    now: dict[tuple[str, int], dict[str, Any]] = {}
+    best: dict[tuple[str, int], tuple[float, Trial]] = {}
+    for trial, compiled in ready:
+        key = (trial.kernel, trial.dim)
+        left = stop - time.monotonic()
+        if trial.like in timer.broken:
+            compiled.cancel()
+            continue
+        try:
+            failure = compiled.result(timeout=max(left, 0.1))
+        except TimeoutError:
+            print("  out of time", flush=True)
+            break
+        answer: dict[str, Any] = {"error": failure} if failure else timer.ask(("time", trial))
+        if answer.get("fatal"):
+            timer.broken.add(trial.like)
+        line = f"{trial.dim:3} {trial.kernel:14} {trial}"
+        if "error" in answer:
+            print(f"{line}: {answer['error'][:160]}", flush=True)
+            continue
+        if trial.parameters is None:
+            now[key] = answer
+        wrong = key in now and answer["error_size"] > 2.0 * now[key]["error_size"] + 1e-4
+        verdict = "WRONG" if wrong else ""
+        print(
+            f"{line}: {answer['ms']:.4f} ms, error {answer['error_size']:.2e} {verdict}",
+            flush=True,
         )
-        self.rest = (dim**-0.5, 0.0, 0.0, -1, 0 if causal else -1, False, tokens, tokens)
-        leaves = [x.detach().requires_grad_() for x in (self.q, self.k, self.v)]
-        self.wanted = F.scaled_dot_product_attention(*leaves, is_causal=causal)
-        self.gradients = torch.autograd.grad(self.wanted, leaves, self.grad)
-        seen = 0.5 if causal else 1.0
-        self.flops = 4.0 * batch * heads * tokens**2 * dim * seen
-        self.out, self.lse = self.forward()
-
-    def forward(self) -> tuple[torch.Tensor, torch.Tensor]:
-        return ops.attention_op(self.q, self.k, self.v, None, None, None, None, *self.rest)
-
-    def backward(self) -> tuple[torch.Tensor, ...]:
-        saved = (self.grad, self.q, self.k, self.v, self.out, self.lse)
-        return ops.attention_gradient_op(*saved, None, None, None, None, *self.rest)
-
-    def call(self, kernel: str) -> Callable[[], Any]:
-        return self.forward if kernel == "forward" else self.backward
-
-    def error(self, kernel: str) -> float:
-        """The largest relative error of what `kernel` writes."""
-        if kernel == "forward":
-            return error(self.forward()[0], self.wanted)
-        pairs = list(zip(self.backward(), self.gradients, strict=True))
-        return max(error(*pair) for pair in (pairs[:1] if kernel == "query_gradient" else pairs[1:]))
+        if not wrong and answer["ms"] < best.get(key, (float("inf"), trial))[0]:
+            best[key] = (answer["ms"], trial)
+    for future in ready:
+        future[1].cancel()
+    return {key: trial.parameters for key, (_, trial) in best.items() if trial.parameters is not None}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--dims", type=int, nargs="+", default=[128, 64], choices=sorted(SHAPES))
-    parser.add_argument("--full", action="store_true", help="no causal mask")
-    parser.add_argument("--budget-s", type=float, default=60.0, help="stop trying after this long")
+    parser.add_argument("--dims", type=int, nargs="+", default=[128, 64], choices=sorted(ROLES["forward"]))
+    parser.add_argument("--budget-s", type=float, default=90.0, help="stop trying after this long")
+    parser.add_argument("--skip-checks", action="store_true", help="not the odd shapes at the end")
     args = parser.parse_args()
-    stop = time.monotonic() + args.budget_s
-    picks = {name: tiles.plain.pick for name, tiles in TILES.items()}
-    for dim in args.dims:
-        for name, pick in picks.items():
-            TILES[name].plain.pick = pick  # type: ignore[method-assign]
-        problem = Problem(dim, not args.full)
-        for kernel, tiles in CANDIDATES.items():
-            found = []
-            for tile, tma in [(tile, 1) for tile in tiles[dim]] + [(tiles[dim][0], 0)]:
-                if time.monotonic() > stop:
-                    break
-                params = launch.tile(*tile, tma)
-                use(kernel, params)
-                try:
-                    wrong = problem.error(kernel)
-                    found.append((median_ms(problem.call(kernel)), wrong, params))
-                except Exception as failure:  # noqa: BLE001
-                    print(f"  {kernel} {params}: {type(failure).__name__} {str(failure)[:80]}")
-            found.sort(key=lambda entry: entry[0])
-            TILES[kernel].plain.pick = picks[kernel]  # type: ignore[method-assign]
-            factor = 1.0 if kernel == "forward" else 2.5
-            for ms, wrong, params in found:
-                rate = factor * problem.flops / ms / 1e9
-                print(
-                    f"{dim} {kernel:15} {ms:.3f} ms {rate:4.0f} TFLOP/s error {wrong:.1e} {params}",
-                    flush=True,
-                )
-            if found:
-                use(kernel, found[0][2])
-        total = median_ms(problem.forward) + median_ms(problem.backward)
-        print(
-            f"{dim} fastest of each: {total:.3f} ms {3.5 * problem.flops / total / 1e9:.0f} TFLOP/s",
-            flush=True,
-        )
+    stop = time.monotonic() + args.budget_s - RESERVE_S
+    context = multiprocessing.get_context("spawn")
+    workers = max(min(len(os.sched_getaffinity(0)) - 2, 14), 1)
+    with ProcessPoolExecutor(workers, context, attention_trials.prepare) as pool:
+        timer = Timer(context)
+        chosen = search(timer, pool, args.dims, stop)
+        print("\nrows for the tables, by dimension:")
+        for (kernel, dim), parameters in sorted(chosen.items()):
+            assert parameters is not None
+            print(f"  {kernel} {dim}: {parameters[0]}{parameters[1:]}")
+        cases = [case for case in CASES if case.dim in args.dims]
+        checks = [] if args.skip_checks else CHECKS
+        # The processes share what they have compiled through Triton's cache on disk.
+        waiting = [pool.submit(attention_trials.compile_case, case, chosen) for case in cases]
+        checking = [pool.submit(attention_trials.compile_check, check) for check in checks]
+        print("\nms: ours with these, ours as the table has it, and PyTorch's backends", flush=True)
+        for case, compiled in zip(cases, waiting, strict=True):
+            failure = compiled.result()
+            answer = {"error": failure} if failure else timer.ask(("compare", (case, chosen)))
+            print(f"{case!s:44} {answer.get('line') or answer['error'][:160]}", flush=True)
+        for check, compiled in zip(checks, checking, strict=True):
+            failure = compiled.result()
+            answer = {"error": failure} if failure else timer.ask(("check", check))
+            print(f"check {check!s:60} {answer.get('line') or answer['error'][:160]}", flush=True)
+        timer.stop()
 
 
 if __name__ == "__main__":

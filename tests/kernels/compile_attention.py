@@ -9,6 +9,8 @@ def main() -> None:
     aot.pretend(90, 132)
     compiled = aot.Compiled(90)
     compiled.install()
+    from advisor.kernels import _attention_hopper_tiles as hopper
+    from advisor.kernels import _attention_launch as launch
     from advisor.kernels import _attention_ops as ops
 
     x = torch.empty(1, 1, 1024, 128, dtype=torch.bfloat16)
@@ -19,6 +21,23 @@ def main() -> None:
     for ptx, (name, _, _) in compiled.kernels.items():
         _, spilled = aot._assembled(ptx, 90)
         print(name, spilled, ptx.count("wgmma.mma_async"))
+    if not hopper.AVAILABLE:
+        return
+    # The kernels with roles, for a head dimension each of the two that the table tells apart, with a mask.
+    compiled.kernels.clear()
+    for dim, blocks in ((64, (128, 128, 64)), (128, (128, 64, 64))):
+        x = torch.empty(1, 1, 1024, dim, dtype=torch.bfloat16)
+        for table, block in zip((ops.FORWARD, ops.QUERY_GRADIENT, ops.KEY_GRADIENT), blocks, strict=True):
+            params = launch.roles(block, 2)
+            table.pick_roles = lambda q, options, params=params: params
+        for mask in (None, torch.empty(1, 1, 1024, 1024, dtype=torch.bool)):
+            ops.attention_op(x, x, x, mask, None, None, None, *rest)
+            ops.attention_gradient_op(x, x, x, x, x, statistics, mask, None, None, None, *rest)
+    for ptx, (name, _, _) in compiled.kernels.items():
+        if name == "pack_kernel":
+            continue
+        _, spilled = aot._assembled(ptx, 90)
+        print(f"roles_{name}", spilled, ptx.count("wgmma.mma_async"))
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from advisor.kernels import _attention_hopper_tiles as hopper
 from advisor.kernels import _attention_launch as launch
 from advisor.kernels import _attention_ops as ops
 from advisor.kernels._device import UnsupportedError
@@ -489,12 +490,11 @@ def test_the_kernels_compile_for_hopper_in_its_registers_with_its_matrix_instruc
     )
     assert done.returncode == 0, done.stderr[-2000:]
     lines = [line.split() for line in done.stdout.splitlines()]
-    assert {name for name, _, _ in lines} == {
-        "forward_kernel",
-        "query_gradient_kernel",
-        "key_gradient_kernel",
-    }
+    names = {"forward_kernel", "query_gradient_kernel", "key_gradient_kernel"}
+    if hopper.AVAILABLE:
+        names |= {f"roles_{name}" for name in names}
+    assert {name for name, _, _ in lines} == names
     for name, spilled, matrix in lines:
-        # A few registers at the loop's edges may go to memory, a tile may not.
-        assert int(spilled) < 128, f"{name} spills {spilled} bytes"
+        # A few registers at the loop's edges may go to memory, a tile may not; two groups have edges each.
+        assert int(spilled) < (512 if name.startswith("roles") else 128), f"{name} spills {spilled} bytes"
         assert int(matrix) > 0, f"{name} multiplies without wgmma"

@@ -10,6 +10,7 @@ from advisor.kernels import _attention_ops as ops
 from advisor.kernels.attention import attention, attention_reference
 
 from tests.kernels import gluon_stand_in
+from tests.kernels.checks import cases, check
 
 pytestmark = pytest.mark.skipif(not tiles.AVAILABLE, reason="this Triton has no Gluon for Hopper")
 
@@ -117,3 +118,42 @@ def test_a_bool_mask_hides_what_a_causal_mask_leaves(by_roles):
     mask = torch.rand(2, 150, 150, generator=torch.Generator().manual_seed(1)) > 0.4
     mask[:, 70] = False
     _check(150, 150, mask=mask, causal=True)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("shape", "options"),
+    cases(
+        [
+            ((2, 4, 2, 515, 700, 128), {"causal": True, "align": "lower_right"}),
+            ((1, 4, 4, 700, 300, 64), {}),
+            ((2, 2, 2, 650, 650, 128), {"masked": True}),
+        ],
+        [
+            ((1, 4, 1, 1000, 1000, 96), {"window": (100, 30)}),
+            ((2, 4, 4, 2048, 2048, 64), {"causal": True}),
+            ((2, 2, 2, 333, 777, 64), {"masked": True, "window": (300, -1)}),
+        ],
+    ),
+)
+@pytest.mark.parametrize("dtype", cases([torch.bfloat16], [torch.float16]))
+@pytest.mark.parametrize("persistent", cases([1], [0]))
+def test_on_a_gpu_they_match_eager(monkeypatch, shape, options, dtype, persistent, poisoned):
+    if not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] != 9:
+        pytest.skip("they are for compute capability 9")
+    batch, heads, heads_k, n, m, dim = shape
+    blocks = (128, 64, 64) if dim > 64 else (128, 128, 64)
+    for table, block in zip((ops.FORWARD, ops.QUERY_GRADIENT, ops.KEY_GRADIENT), blocks, strict=True):
+        params = launch.roles(block, 2, 2, persistent)
+        monkeypatch.setattr(table, "pick_roles", lambda q, options, params=params: params)
+    inputs = {
+        name: torch.randn(batch, rows, h, dim, device="cuda").to(dtype).transpose(1, 2)
+        for name, rows, h in (("q", n, heads), ("k", m, heads_k), ("v", m, heads_k))
+    }
+    options = dict(options)
+    mask = torch.rand(n, m, device="cuda") > 0.3 if options.pop("masked", False) else None
+    check(
+        lambda q, k, v: attention(q, k, v, mask, **options),
+        lambda q, k, v: attention_reference(q, k, v, mask, **options),
+        inputs,
+    )
