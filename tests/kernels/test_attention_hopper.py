@@ -122,7 +122,7 @@ def test_a_bool_mask_hides_what_a_causal_mask_leaves(by_roles):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(
-    ("shape", "options"),
+    "case",
     cases(
         [
             ((2, 4, 2, 515, 700, 128), {"causal": True, "align": "lower_right"}),
@@ -138,10 +138,10 @@ def test_a_bool_mask_hides_what_a_causal_mask_leaves(by_roles):
 )
 @pytest.mark.parametrize("dtype", cases([torch.bfloat16], [torch.float16]))
 @pytest.mark.parametrize("persistent", cases([1], [0]))
-def test_on_a_gpu_they_match_eager(monkeypatch, shape, options, dtype, persistent, poisoned):
+def test_on_a_gpu_they_match_eager(monkeypatch, case, dtype, persistent, poisoned):
     if not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] != 9:
         pytest.skip("they are for compute capability 9")
-    batch, heads, heads_k, n, m, dim = shape
+    (batch, heads, heads_k, n, m, dim), options = case
     blocks = (128, 64, 64) if dim > 64 else (128, 128, 64)
     for table, block in zip((ops.FORWARD, ops.QUERY_GRADIENT, ops.KEY_GRADIENT), blocks, strict=True):
         params = launch.roles(block, 2, 2, persistent)
