@@ -214,6 +214,15 @@ def _metric(name: str, where: str) -> Metric:
 
 
 def _quantity(text: str, unit: str, where: str) -> float:
+    value = _parsed(text, unit)
+    # What no run can miss, or none can meet, is a slip of the pen.
+    if value is None or not 0 <= value < math.inf or (unit == "fraction" and value > 1):
+        forms = {"time": "30ms", "fraction": "0.8 or 80%", "bytes": "20GB", "count": "500"}
+        raise UsageError(f"{where}: {text!r} is no value of this metric; give one as {forms[unit]}")
+    return value
+
+
+def _parsed(text: str, unit: str) -> float | None:
     found = _NUMBER.match(text)
     if found:
         number, suffix = float(found.group(1)), found.group(2)
@@ -228,8 +237,7 @@ def _quantity(text: str, unit: str, where: str) -> float:
             return number
         if unit == "count" and not suffix:
             return number
-    forms = {"time": "30ms", "fraction": "0.8 or 80%", "bytes": "20GB", "count": "500"}
-    raise UsageError(f"{where}: {text!r} is no value of this metric; give one as {forms[unit]}")
+    return None
 
 
 def _show(value: float, unit: str) -> str:

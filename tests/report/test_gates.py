@@ -126,3 +126,13 @@ def test_figures_of_unlike_steps_are_not_held_against_each_other():
     assert check_changes(after, before, ["kernel_time:+5%"])[0].held is True
     assert ", as profiled, asked for" in check_limits(after, ["step_time=1s"], [])[0].reason
     assert "as profiled" not in check_limits(before, ["step_time=1s"], [])[0].reason
+
+
+@pytest.mark.parametrize(
+    "text", ["step_time=-5ms", "step_time=1e400ms", "gpu_busy=200%", "gpu_busy=-1", "launches=-3"]
+)
+def test_a_limit_that_no_run_can_miss_or_none_can_meet_is_refused(text):
+    with pytest.raises(UsageError, match="is no value of this metric"):
+        check_limits(reports.rich(), [text], [])
+    with pytest.raises(UsageError, match="is no value of this metric"):
+        check_limits(reports.rich(), [], [text])
