@@ -70,10 +70,9 @@ def _gemv_kernel(
 
 
 @triton.jit
-def _of_group(ptr, group, w_row, n_out, exists):
-    """Scales or zero points of the rows in a group, as fp32."""
-    at = ptr + group.to(tl.int64) * n_out + w_row
-    return tl.load(at, mask=exists & (w_row < n_out), other=0).to(tl.float32)
+def _of_group(at, group, n_out, exists):
+    """As fp32, scales or zero points a number of groups after those at the pointers."""
+    return tl.load(at + tl.cast(group, tl.int64) * n_out, mask=exists, other=0).to(tl.float32)
 
 
 @triton.jit
@@ -98,8 +97,10 @@ def _split_kernel(
     w_at = packed_ptr.to(tl.pointer_type(tl.int16)) + (w_safe * n_blocks + own) * SPAN + half
     x_at = x_ptr + x_row.to(tl.int64) * x_stride + (own * 128 + half[None, :, None])
     total = tl.zeros([WARPS, ROWS, X_ROWS], tl.float32)
+    group_at = (warp * GROUPS).to(tl.int64) * n_out + w_row[None, :]
+    w_exists = (w_row < n_out)[None, :]
     if BITS == 4 and GROUPS == 1:
-        s_ahead = _of_group(scale_ptr, warp, w_row[None, :], n_out, warp < n_blocks)
+        s_ahead = _of_group(scale_ptr + group_at, 0, n_out, w_exists & (warp < n_blocks))
     for start in tl.range(0, n_blocks, WARPS * BLOCKS, num_stages=STAGES):
         for b in tl.static_range(BLOCKS):
             block = start + b * WARPS
@@ -107,8 +108,8 @@ def _split_kernel(
             if BITS == 4 and GROUPS == 1:
                 # Waited for a block later: few rows' scales are too narrow for asynchronous copies.
                 s = s_ahead
-                after = block + WARPS + warp
-                s_ahead = _of_group(scale_ptr, after, w_row[None, :], n_out, after < n_blocks)
+                after = block + WARPS
+                s_ahead = _of_group(scale_ptr + group_at, after, n_out, w_exists & (after + warp < n_blocks))
             for i in tl.static_range(ELEMENTS):
                 x_exists = (x_row < n_rows)[None, None, :] & (FULL or block + own < n_blocks)
                 x = tl.load(x_at + (block * 128 + i * SPAN), mask=x_exists, other=0.0)
@@ -119,11 +120,12 @@ def _split_kernel(
                     if i % A_GROUP == 0:
                         part = tl.zeros([WARPS, ROWS, X_ROWS], tl.float32)
                         x_sum = tl.zeros([WARPS, ROWS, X_ROWS], tl.float32)
-                        group = (block + warp) * GROUPS + i // A_GROUP
+                        group = block * GROUPS + i // A_GROUP
+                        exists = w_exists & (FULL or block + warp < n_blocks)
                         if GROUPS > 1:
-                            s = _of_group(scale_ptr, group, w_row[None, :], n_out, block + warp < n_blocks)
+                            s = _of_group(scale_ptr + group_at, group, n_out, exists)
                         if zero_ptr is not None:
-                            z = _of_group(zero_ptr, group, w_row[None, :], n_out, block + warp < n_blocks)
+                            z = _of_group(zero_ptr + group_at, group, n_out, exists)
                     part = tl.dot(q, x, part)
                     if zero_ptr is not None:
                         x_sum = tl.dot(tl.full(q.shape, 1.0, x.dtype), x, x_sum)
@@ -153,8 +155,9 @@ def _tile_kernel(
     w_at = packed_ptr.to(tl.pointer_type(tl.int16)) + w_safe * (n_blocks * SPAN) + half[None, :]
     x_at = x_ptr + x_row.to(tl.int64)[None, :] * x_stride + half[:, None]
     total = tl.zeros([ROWS, X_ROWS], tl.float32)
+    w_exists = w_row < n_out
     if BITS == 4 and GROUPS == 1:
-        s_ahead = _of_group(scale_ptr, tl.program_id(0) * 0, w_row, n_out, True)
+        s_ahead = _of_group(scale_ptr + w_row, 0, n_out, w_exists)
     for start in tl.range(0, n_blocks, BLOCKS, num_stages=STAGES):
         for b in tl.static_range(BLOCKS):
             block = start + b
@@ -162,7 +165,7 @@ def _tile_kernel(
             w = tl.load(w_at + block * SPAN, mask=exists, other=0)
             if BITS == 4 and GROUPS == 1:
                 s = s_ahead
-                s_ahead = _of_group(scale_ptr, block + 1, w_row, n_out, block + 1 < n_blocks)
+                s_ahead = _of_group(scale_ptr + w_row, block + 1, n_out, w_exists & (block + 1 < n_blocks))
             for i in tl.static_range(ELEMENTS):
                 x_exists = (x_row < n_rows)[None, :] & exists
                 x = tl.load(x_at + (block * 128 + i * SPAN), mask=x_exists, other=0.0)
@@ -175,9 +178,9 @@ def _tile_kernel(
                         x_sum = tl.zeros([ROWS, X_ROWS], tl.float32)
                         group = block * GROUPS + i // A_GROUP
                         if GROUPS > 1:
-                            s = _of_group(scale_ptr, group, w_row, n_out, exists)
+                            s = _of_group(scale_ptr + w_row, group, n_out, w_exists & exists)
                         if zero_ptr is not None:
-                            z = _of_group(zero_ptr, group, w_row, n_out, exists)
+                            z = _of_group(zero_ptr + w_row, group, n_out, w_exists & exists)
                     part = tl.dot(q, x, part)
                     if zero_ptr is not None:
                         x_sum = tl.dot(tl.full(q.shape, 1.0, x.dtype), x, x_sum)

@@ -1,5 +1,6 @@
 """What the kernels of the weight-only products are launched with."""
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -34,7 +35,6 @@ SPLIT = LaunchTable(
             (None, {"ROWS": 32, "WARPS": 4, "BLOCKS": 1, "STAGES": 4}),
         ],
         "sm_90": [
-            (1, {"ROWS": 16, "WARPS": 4, "BLOCKS": 1, "STAGES": 5}),
             (8, {"ROWS": 32, "WARPS": 8, "BLOCKS": 1, "STAGES": 4}),
             (None, {"ROWS": 64, "WARPS": 8, "BLOCKS": 1, "STAGES": 4}),
         ],
@@ -82,6 +82,16 @@ def _whole_blocks(x: Tensor) -> Tensor:
     return x if x.stride(1) == 1 and (x.shape[0] == 1 or x.stride(0) % 16 == 0) else x.contiguous()
 
 
+def _rows(rows: int, x_blocks: int, n_out: int, least: int, device: torch.device) -> int:
+    """Rows of W a program: fewer, down to the least, where programs would be too few for the device.
+
+    A tenth of the multiprocessors may idle before smaller tiles, which fetch x more often, pay.
+    """
+    while rows > least and x_blocks * cdiv(n_out, rows) < 0.9 * sm_count(device):
+        rows //= 2
+    return rows
+
+
 def launch_gemv(
     x: Tensor, packed: Tensor, scale: Tensor, zero: Tensor | None, bias: Tensor | None, y: Tensor, bits: int
 ) -> None:
@@ -109,7 +119,9 @@ def launch_split(
     # A stage of int8 holds twice the words.
     params["STAGES"] -= bits == 8
     x_rows = _NARROWEST if n_rows <= _NARROWEST else 16
-    _split_kernel[(cdiv(n_rows, x_rows) * cdiv(n_out, params["ROWS"]),)](
+    x_blocks = cdiv(n_rows, x_rows)
+    params["ROWS"] = _rows(params["ROWS"], x_blocks, n_out, 16, x.device)
+    _split_kernel[(x_blocks * cdiv(n_out, params["ROWS"]),)](
         x, packed, scale, zero, bias, y, n_rows, n_out, n_blocks, x.stride(0),
         BITS=bits, GROUPS=_groups(scale, bits, n_blocks),
         FULL=n_blocks % (params["WARPS"] * params["BLOCKS"]) == 0, X_ROWS=x_rows,
@@ -125,9 +137,8 @@ def launch_tile(
     n_rows, n_out, n_blocks = x.shape[0], packed.shape[0], x.shape[1] // BLOCK
     params = dict(TILE.pick(n_rows, x.device))
     x_blocks = cdiv(n_rows, params["X_ROWS"])
-    # A tenth of the multiprocessors may idle before smaller tiles, which fetch x more often, pay.
-    while params["num_warps"] > 1 and x_blocks * cdiv(n_out, params["ROWS"]) < 0.9 * sm_count(x.device):
-        params["ROWS"], params["num_warps"] = params["ROWS"] // 2, params["num_warps"] // 2
+    rows = _rows(params["ROWS"], x_blocks, n_out, params["ROWS"] // params["num_warps"], x.device)
+    params["num_warps"], params["ROWS"] = params["num_warps"] * rows // params["ROWS"], rows
     _tile_kernel[(x_blocks * cdiv(n_out, params["ROWS"]),)](
         x, packed, scale, zero, bias, y, n_rows, n_out, n_blocks, x.stride(0),
         BITS=bits, GROUPS=_groups(scale, bits, n_blocks),

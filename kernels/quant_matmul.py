@@ -18,9 +18,9 @@ Four ways, by the rows of x:
 - Beyond, the weight is dequantised into a temporary matrix and PyTorch multiplies; so does the gradient for
   x, wanted where adapters are trained before a frozen layer.
 
-On the matrix units a group with a zero point is s (sum of (u - 8) x - (z - 8) sum of x): infinite x gives NaN
-there where eager may give infinity. x whose columns do not fill blocks of 128, or whose rows do not begin on 16
-bytes, is copied first.
+On the matrix units a group with a zero point is s (sum of (u - 8) x - (z - 8) sum of x): infinite x gives
+NaN there where eager may give infinity. x whose columns do not fill blocks of 128, or whose rows do not begin
+on 16 bytes, is copied first.
 """
 
 from collections.abc import Callable, Sequence

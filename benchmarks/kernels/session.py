@@ -64,6 +64,7 @@ def steps(out: Path, families: Sequence[str]) -> list[Step]:
         tune("bias_act_norm", "backward", 60),
         tune("norm", "forward", 45),
         _step("tune paged_attention", 60, "benchmarks.kernels.tune_paged_attention", "--budget-s", "40"),
+        _step("tune quant", 80, "benchmarks.kernels.tune_quant", "--budget-s", "60"),
         _step(
             "sanitize", 180, "benchmarks.kernels.sanitize", "--budget-s", "170",
             "--output", str(out / "sanitizer"),

@@ -1,6 +1,10 @@
 """Weight-only products: packing, rounding bounds, and every way to multiply as accurate as eager's."""
 
 import io
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -447,3 +451,25 @@ def test_offsets_beyond_2_to_the_31_are_right(device):
         y = qm.weight_only_linear(x, weight)[:, -5:]
         truth = qm.weight_only_linear_reference(x.double(), last)
         assert (y.double() - truth).norm() < 4e-3 * truth.norm()
+
+
+def test_the_kernels_compile_for_hopper_with_matrix_instructions_and_16_byte_copies():
+    # What the interpreter takes need not compile.
+    pytest.importorskip("triton.backends.nvidia")
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.kernels.compile_quant"],
+        capture_output=True, text=True, env=environment, cwd=Path(__file__).parents[2], timeout=250,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    lines = [line.split() for line in done.stdout.splitlines()]
+    assert {(name, bits) for name, bits, *_ in lines} == {
+        (name, bits) for name in ("_split_kernel", "_tile_kernel") for bits in ("4", "8")
+    }
+    for name, _, x_rows, spilled, matrix, copies, shared in lines:
+        assert int(matrix) > 0, f"{name}: products without matrix instructions"
+        assert int(copies) > 0, f"{name}: tiles do not come in asynchronous copies of 16 bytes"
+        assert int(shared) <= 227 << 10
+        if x_rows == "8":
+            # Two programs of 256 threads share a multiprocessor.
+            assert (int(spilled), int(shared) <= 113 << 10) == (0, True)
