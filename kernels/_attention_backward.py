@@ -28,8 +28,9 @@ def query_gradient_kernel(
     heads, group, n_planes, n_blocks, together, n_q, n_k, lse_rows, scale, softcap, left, right,
     DIM: tl.constexpr, DIM_V: tl.constexpr, COLS: tl.constexpr, COLS_V: tl.constexpr,
     PACKED: tl.constexpr, LOWER_RIGHT: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr,
-    BIAS: tl.constexpr, SOFTCAP: tl.constexpr, DROPOUT: tl.constexpr, KEEP: tl.constexpr,
-    PRECISION: tl.constexpr, TMA: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    BIAS: tl.constexpr, PER_KEY: tl.constexpr, SOFTCAP: tl.constexpr, DROPOUT: tl.constexpr,
+    KEEP: tl.constexpr, PRECISION: tl.constexpr, TMA: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """dq = scale dS k, and delta = rowsum(grad * out), which `key_gradient_kernel` reads."""
     block, plane = work_item(n_blocks, n_planes, together, RIGHT)
@@ -85,7 +86,7 @@ def query_gradient_kernel(
             dp = tl.dot(g, tl.trans(values), input_precision=PRECISION)
             scores, slope = cap(raw, scale, softcap, SOFTCAP)
             scores = masked(scores, i[:, None], j[None, :], len_q, len_k, low, high, bias, bias_m, bias_n,
-                            scale, BIAS, SOFTCAP, LEFT, RIGHT, part != 1)  # fmt: skip
+                            scale, BIAS, PER_KEY, SOFTCAP, LEFT, RIGHT, part != 1)  # fmt: skip
             p = tl.exp2((scores - row_lse[:, None]) * factor)
             if DROPOUT:
                 keep = kept(seed, plane, row, n_q, col, n_k, KEEP, BLOCK_M, BLOCK_N)
@@ -104,8 +105,9 @@ def key_gradient_kernel(
     heads, group, n_planes, n_blocks, together, n_q, n_k, lse_rows, scale, softcap, left, right, splits,
     DIM: tl.constexpr, DIM_V: tl.constexpr, COLS: tl.constexpr, COLS_V: tl.constexpr,
     PACKED: tl.constexpr, LOWER_RIGHT: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr,
-    BIAS: tl.constexpr, SOFTCAP: tl.constexpr, DROPOUT: tl.constexpr, KEEP: tl.constexpr,
-    PRECISION: tl.constexpr, TMA: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    BIAS: tl.constexpr, PER_KEY: tl.constexpr, SOFTCAP: tl.constexpr, DROPOUT: tl.constexpr,
+    KEEP: tl.constexpr, PRECISION: tl.constexpr, TMA: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """dv = P^T grad and dk = scale dS^T q, summed over the query heads that share a key head.
 
@@ -159,7 +161,7 @@ def key_gradient_kernel(
                 raw = tl.dot(keys, tl.trans(queries), input_precision=PRECISION)
                 scores, slope = cap(raw, scale, softcap, SOFTCAP)
                 scores = masked(scores, i[None, :], j[:, None], len_q, len_k, low, high, head_bias, bias_m,
-                                bias_n, scale, BIAS, SOFTCAP, LEFT, RIGHT, part != 1)  # fmt: skip
+                                bias_n, scale, BIAS, PER_KEY, SOFTCAP, LEFT, RIGHT, part != 1)  # fmt: skip
                 p = tl.exp2((scores - row_lse[None, :]) * factor)
                 g = load_rows(grad, at, head, first_q + row, end_q, g_b, g_h, g_n,
                               DIM_V, BLOCK_M, COLS_V, True, TMA)  # fmt: skip

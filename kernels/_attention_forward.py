@@ -22,8 +22,9 @@ def forward_kernel(
     heads, group, n_planes, n_blocks, together, n_q, n_k, lse_rows, scale, softcap, left, right,
     DIM: tl.constexpr, DIM_V: tl.constexpr, COLS: tl.constexpr, COLS_V: tl.constexpr,
     PACKED: tl.constexpr, LOWER_RIGHT: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr,
-    BIAS: tl.constexpr, SOFTCAP: tl.constexpr, DROPOUT: tl.constexpr, KEEP: tl.constexpr,
-    PRECISION: tl.constexpr, TMA: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    BIAS: tl.constexpr, PER_KEY: tl.constexpr, SOFTCAP: tl.constexpr, DROPOUT: tl.constexpr,
+    KEEP: tl.constexpr, PRECISION: tl.constexpr, TMA: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """out = dropout(softmax(scores)) v, and `lse`, the scores' log-sum-exp in the units of `scores`.
 
@@ -71,7 +72,7 @@ def forward_kernel(
             raw = tl.dot(queries, tl.trans(keys), input_precision=PRECISION)
             scores, _ = cap(raw, scale, softcap, SOFTCAP)
             scores = masked(scores, i[:, None], j[None, :], len_q, len_k, low, high, bias, bias_m, bias_n,
-                            scale, BIAS, SOFTCAP, LEFT, RIGHT, part != 1)  # fmt: skip
+                            scale, BIAS, PER_KEY, SOFTCAP, LEFT, RIGHT, part != 1)  # fmt: skip
             new_top = tl.maximum(top, tl.max(scores, 1))
             if BIAS != NO_BIAS or part != 1:
                 anchor = tl.where(new_top == float("-inf"), 0.0, new_top)

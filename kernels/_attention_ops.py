@@ -93,6 +93,7 @@ def _options(
         "LOWER_RIGHT": lower_right,
         "LEFT": left >= 0,
         "RIGHT": right >= 0,
+        "PER_KEY": bias is not None and bias.stride(2) == 0,
         "BIAS": 0 if bias is None else 1 if bias.dtype == torch.bool else 2,
         "SOFTCAP": softcap > 0.0,
         # At p = 1 nothing is kept: the share of what is kept must stay finite.

@@ -119,7 +119,8 @@ def cap(raw, scale, softcap, SOFTCAP: tl.constexpr):
 @triton.jit
 def masked(
     scores, i, j, len_q, len_k, low, high, bias, stride_m, stride_n, scale,
-    BIAS: tl.constexpr, SOFTCAP: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr, EDGE: tl.constexpr,
+    BIAS: tl.constexpr, PER_KEY: tl.constexpr, SOFTCAP: tl.constexpr, LEFT: tl.constexpr,
+    RIGHT: tl.constexpr, EDGE: tl.constexpr,
 ):  # fmt: skip
     """Scores with the bias added and -inf where a key is not to be seen.
 
@@ -128,11 +129,13 @@ def masked(
         low: key j is seen by query i only if `j - i >= low`, where `LEFT`.
         high: and only if `j - i <= high`, where `RIGHT`.
         bias: of this batch and head: bool (True is seen) or additive, by `BIAS`.
+        PER_KEY: whether all queries have the same, which is loaded once for all of them.
         EDGE: whether the tile may hold keys past the end or outside of the window.
     """
     if BIAS != NO_BIAS:
-        where = bias + i.to(tl.int64) * stride_m + j.to(tl.int64) * stride_n
-        inside = (i < len_q) & (j < len_k)
+        where, inside = bias + j.to(tl.int64) * stride_n, j < len_k
+        if not PER_KEY:
+            where, inside = where + i.to(tl.int64) * stride_m, inside & (i < len_q)
         if BIAS == BOOL_MASK:
             seen = tl.load(where, mask=inside, other=0) != 0
             scores = tl.where(seen, scores, float("-inf"))
