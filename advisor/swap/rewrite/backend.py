@@ -22,7 +22,7 @@ from advisor.kernels._device import UnsupportedError
 from advisor.swap.site import Candidate, Example, Outcome, Site
 from advisor.swap.tensors import size_bytes
 
-from . import checkpointing
+from . import casts, checkpointing
 from .collect import Collector, fitting
 from .constants import Proof
 from .edit import copy_of, original_of, replaced
@@ -253,6 +253,8 @@ class Traced:
         self._gm = gm
         #: Whether the graph changes what it is given, so that it cannot be run twice.
         self._writes = False
+        if rewriter.inner is None:
+            casts.write_out(gm)
         self.levels = self._read(inputs)
         self._plain = checkpointing.run_eagerly(copy_of(gm)[0])
         self._version = -1

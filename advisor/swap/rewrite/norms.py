@@ -89,8 +89,11 @@ def _called(node: Node, facts: Facts) -> Norm | None:
         eps = torch.finfo(dtype).eps
     if not isinstance(eps, (int, float)):
         return None
+    user, out = sole_user(node), node
+    if user is not None and is_op(user, "cast") and _narrower(facts.dtype(user), facts.dtype(node)):
+        out = user
     return Norm(
-        call.op == "rms_norm", call.input, node, eps, call["weight"], call.args.get("bias"), written_out=False
+        call.op == "rms_norm", call.input, out, eps, call["weight"], call.args.get("bias"), written_out=False
     )
 
 
