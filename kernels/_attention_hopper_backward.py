@@ -14,9 +14,11 @@ import torch
 from torch import Tensor
 
 from ._attention_hopper_tiles import AVAILABLE, ROWS, described, items
+from ._attention_masks import arguments
 
 if AVAILABLE:
     from ._attention_hopper_tiles import (
+        code_of,
         exponentials,
         gl,
         gluon,
@@ -41,10 +43,11 @@ if AVAILABLE:
 
     @gluon.jit
     def load_for_queries(
-        q_source, g_source, k_source, v_source, q_tiles, g_tiles, k_tiles, v_tiles,
+        q_source, g_source, k_source, v_source, codes, q_tiles, g_tiles, k_tiles, v_tiles,
         own_ready, own_empty, ready, empty,
-        heads, group, n_planes, n_blocks, together, n_items, n_k, low, high,
-        BLOCK: gl.constexpr, LEFT: gl.constexpr, RIGHT: gl.constexpr, STAGES: gl.constexpr,
+        heads, group, n_planes, n_blocks, together, n_items, n_k, low, high, c_b, c_h, c_m,
+        BLOCK: gl.constexpr, MASKED: gl.constexpr, LEFT: gl.constexpr, RIGHT: gl.constexpr,
+        STAGES: gl.constexpr,
     ):  # fmt: skip
         """Loads of `query_gradient_kernel`: q and its output's gradient once, then keys and values."""
         ROWS: gl.constexpr = q_source.block_type.shape[2]
@@ -58,22 +61,23 @@ if AVAILABLE:
             load_pair(q_source, g_source, q_tiles, g_tiles, 0, own_ready, batch, head, row)
             load_pair(q_source, g_source, q_tiles, g_tiles, 1, own_ready, batch, head, row + ROWS)
             turn += 1
+            of_blocks = codes + batch.to(gl.int64) * c_b + head.to(gl.int64) * c_h + block.to(gl.int64) * c_m
             for step in range(start, stop):
-                at = count % STAGES
-                mbarrier.wait(empty.index(at), ((count // STAGES) & 1) ^ 1)
-                load_pair(
-                    k_source, v_source, k_tiles, v_tiles, at, ready.index(at), batch, head // group,
-                    step * BLOCK,
-                )  # fmt: skip
-                count += 1
+                if code_of(of_blocks, step, MASKED) != 0:
+                    at = count % STAGES
+                    mbarrier.wait(empty.index(at), ((count // STAGES) & 1) ^ 1)
+                    load_pair(
+                        k_source, v_source, k_tiles, v_tiles, at, ready.index(at), batch, head // group,
+                        step * BLOCK,
+                    )  # fmt: skip
+                    count += 1
 
     @gluon.jit
     def query_step(
-        queries, grads, k_tiles, v_tiles, ready, empty, acc, row_lse, row_delta, count, edge, words, row, col,
-        n_q, n_k, low, high, factor,
+        queries, grads, k_tiles, v_tiles, ready, empty, acc, row_lse, row_delta, count, edge, code,
+        words, row, col, n_q, n_k, low, high, factor,
         raw_layout: gl.constexpr, MASKED: gl.constexpr, LEFT: gl.constexpr, RIGHT: gl.constexpr,
-        EXACT: gl.constexpr,
-        STAGES: gl.constexpr,
+        EXACT: gl.constexpr, STAGES: gl.constexpr,
     ):  # fmt: skip
         """dq with one more block of keys."""
         M: gl.constexpr = queries.shape[0]
@@ -88,7 +92,8 @@ if AVAILABLE:
         dp = warpgroup_mma(grads, values.permute((1, 0)), dp, use_acc=False, is_async=True)
         raw = warpgroup_mma_wait(num_outstanding=1, deps=(raw,))
         if MASKED:
-            raw = masked_by(raw, bits)
+            if code == 1:
+                raw = masked_by(raw, bits)
         if edge:
             raw = seen_alone(raw, row, col, n_k, low, high, LEFT, RIGHT)
         p = exponentials(raw, row_lse[:, None], factor, EXACT)
@@ -102,9 +107,9 @@ if AVAILABLE:
 
     @gluon.jit
     def query_gradient(
-        out, grad, dq, lse, delta, mask, q_tiles, g_tiles, k_tiles, v_tiles, own_ready, own_empty, ready,
-        empty,
-        o_b, o_h, o_n, g_b, g_h, g_n, dq_b, dq_h, dq_n, m_b, m_h, m_m,
+        out, grad, dq, lse, delta, mask, codes, q_tiles, g_tiles, k_tiles, v_tiles, own_ready, own_empty,
+        ready, empty,
+        o_b, o_h, o_n, g_b, g_h, g_n, dq_b, dq_h, dq_n, m_b, m_h, m_m, c_b, c_h, c_m,
         heads, n_planes, n_blocks, together, n_items, n_q, n_k, low, high, scale,
         DIM: gl.constexpr, DIM_V: gl.constexpr, MASKED: gl.constexpr, LEFT: gl.constexpr, RIGHT: gl.constexpr,
         EXACT: gl.constexpr, STAGES: gl.constexpr, PART: gl.constexpr,
@@ -144,13 +149,16 @@ if AVAILABLE:
             words = mask + batch.to(gl.int64) * m_b + head.to(gl.int64) * m_h + i.to(gl.int64) * m_m
             acc = gl.zeros([ROWS, COLS], gl.float32, acc_layout)
             mbarrier.wait(own_ready, turn & 1)
+            of_blocks = codes + batch.to(gl.int64) * c_b + head.to(gl.int64) * c_h + block.to(gl.int64) * c_m
             for step in range(start, stop):
-                acc = query_step(
-                    queries, grads, k_tiles, v_tiles, ready, empty, acc, row_lse, row_delta, count,
-                    (step < whole) | (step >= until), words, row, step * BLOCK, n_q, n_k, low, high, factor,
-                    raw_layout, MASKED, LEFT, RIGHT, EXACT, STAGES,
-                )  # fmt: skip
-                count += 1
+                code = code_of(of_blocks, step, MASKED)
+                if code != 0:
+                    acc = query_step(
+                        queries, grads, k_tiles, v_tiles, ready, empty, acc, row_lse, row_delta, count,
+                        (step < whole) | (step >= until), code, words, row, step * BLOCK, n_q, n_k, low, high,
+                        factor, raw_layout, MASKED, LEFT, RIGHT, EXACT, STAGES,
+                    )  # fmt: skip
+                    count += 1
             mbarrier.arrive(own_empty, count=1)
             turn += 1
             store_tile(dq, acc * scale, batch, head, row, n_q, dq_b, dq_h, dq_n, DIM)
@@ -167,8 +175,8 @@ if AVAILABLE:
 
     @gluon.jit
     def query_gradient_kernel(
-        q, grad_source, k, v, out, grad, dq, lse, delta, mask,
-        o_b, o_h, o_n, g_b, g_h, g_n, dq_b, dq_h, dq_n, m_b, m_h, m_m,
+        q, grad_source, k, v, out, grad, dq, lse, delta, mask, codes,
+        o_b, o_h, o_n, g_b, g_h, g_n, dq_b, dq_h, dq_n, m_b, m_h, m_m, c_b, c_h, c_m,
         heads, group, n_planes, n_blocks, together, n_items, n_q, n_k, low, high, scale,
         DIM: gl.constexpr, DIM_V: gl.constexpr, MASKED: gl.constexpr, LEFT: gl.constexpr, RIGHT: gl.constexpr,
         EXACT: gl.constexpr, STAGES: gl.constexpr,
@@ -193,22 +201,24 @@ if AVAILABLE:
         gl.warp_specialize(
             [
                 (query_gradient, (
-                    out, grad, dq, lse, delta, mask, q_tiles, g_tiles, k_tiles, v_tiles,
+                    out, grad, dq, lse, delta, mask, codes, q_tiles, g_tiles, k_tiles, v_tiles,
                     own_ready, own_empty, ready, empty, o_b, o_h, o_n, g_b, g_h, g_n, dq_b, dq_h, dq_n,
-                    m_b, m_h, m_m, heads, n_planes, n_blocks, together, n_items, n_q, n_k, low, high, scale,
+                    m_b, m_h, m_m, c_b, c_h, c_m,
+                    heads, n_planes, n_blocks, together, n_items, n_q, n_k, low, high, scale,
                     DIM, DIM_V, MASKED, LEFT, RIGHT, EXACT, STAGES, 0,
                 )),
                 (query_gradient, (
-                    out, grad, dq, lse, delta, mask, q_tiles, g_tiles, k_tiles, v_tiles,
+                    out, grad, dq, lse, delta, mask, codes, q_tiles, g_tiles, k_tiles, v_tiles,
                     own_ready, own_empty, ready, empty, o_b, o_h, o_n, g_b, g_h, g_n, dq_b, dq_h, dq_n,
-                    m_b, m_h, m_m, heads, n_planes, n_blocks, together, n_items, n_q, n_k, low, high, scale,
+                    m_b, m_h, m_m, c_b, c_h, c_m,
+                    heads, n_planes, n_blocks, together, n_items, n_q, n_k, low, high, scale,
                     DIM, DIM_V, MASKED, LEFT, RIGHT, EXACT, STAGES, 1,
                 )),
                 (load_for_queries, (
-                    q, grad_source, k, v, q_tiles, g_tiles, k_tiles, v_tiles,
+                    q, grad_source, k, v, codes, q_tiles, g_tiles, k_tiles, v_tiles,
                     own_ready, own_empty, ready, empty,
                     heads, group, n_planes, n_blocks, together, n_items, n_k, low, high,
-                    BLOCK, LEFT, RIGHT, STAGES,
+                    c_b, c_h, c_m, BLOCK, MASKED, LEFT, RIGHT, STAGES,
                 )),
             ],
             [4, 1],
@@ -217,10 +227,11 @@ if AVAILABLE:
 
     @gluon.jit
     def load_for_keys(
-        q_source, g_source, k_source, v_source, q_tiles, g_tiles, k_tiles, v_tiles,
+        q_source, g_source, k_source, v_source, codes, q_tiles, g_tiles, k_tiles, v_tiles,
         own_ready, own_empty, ready, empty,
-        heads_k, members, splits, n_planes, n_blocks, together, n_items, n_q, low, high,
-        BLOCK: gl.constexpr, LEFT: gl.constexpr, RIGHT: gl.constexpr, STAGES: gl.constexpr,
+        heads_k, members, splits, n_planes, n_blocks, together, n_items, n_q, low, high, c_b, c_h, c_m,
+        BLOCK: gl.constexpr, MASKED: gl.constexpr, LEFT: gl.constexpr, RIGHT: gl.constexpr,
+        STAGES: gl.constexpr,
     ):  # fmt: skip
         """Loads of `key_gradient_kernel`: keys and values once, then q and its output's gradient."""
         ROWS: gl.constexpr = k_source.block_type.shape[2]
@@ -235,25 +246,27 @@ if AVAILABLE:
             load_pair(k_source, v_source, k_tiles, v_tiles, 0, own_ready, batch, head_k, col)
             load_pair(k_source, v_source, k_tiles, v_tiles, 1, own_ready, batch, head_k, col + ROWS)
             turn += 1
+            of_planes = codes + batch.to(gl.int64) * c_b + block.to(gl.int64) * c_m
             # Query heads of a key head lie side by side, shared out among its splits.
             first = (head_k * splits + plane % splits) * members
             for head in range(first, first + members):
+                of_blocks = of_planes + (batch * 0 + head).to(gl.int64) * c_h
                 for step in range(start, stop):
-                    at = count % STAGES
-                    mbarrier.wait(empty.index(at), ((count // STAGES) & 1) ^ 1)
-                    load_pair(
-                        q_source, g_source, q_tiles, g_tiles, at, ready.index(at), batch, head, step * BLOCK
-                    )
-                    count += 1
+                    if code_of(of_blocks, step, MASKED) != 0:
+                        at = count % STAGES
+                        mbarrier.wait(empty.index(at), ((count // STAGES) & 1) ^ 1)
+                        load_pair(
+                            q_source, g_source, q_tiles, g_tiles, at, ready.index(at), batch, head,
+                            step * BLOCK,
+                        )  # fmt: skip
+                        count += 1
 
     @gluon.jit
     def key_step(
-        keys, values, q_tiles, g_tiles, ready, empty, acc_k, acc_v, lse, delta, count, edge, words, row, col,
-        n_q,
-        n_k, low, high, factor,
+        keys, values, q_tiles, g_tiles, ready, empty, acc_k, acc_v, lse, delta, count, edge, code,
+        words, row, col, n_q, n_k, low, high, factor,
         raw_layout: gl.constexpr, MASKED: gl.constexpr, LEFT: gl.constexpr, RIGHT: gl.constexpr,
-        EXACT: gl.constexpr,
-        STAGES: gl.constexpr,
+        EXACT: gl.constexpr, STAGES: gl.constexpr,
     ):  # fmt: skip
         """dk and dv with one more block of queries; tiles of scores are transposed, [keys, queries]."""
         M: gl.constexpr = keys.shape[0]
@@ -272,7 +285,8 @@ if AVAILABLE:
         dp = warpgroup_mma(values, grads.permute((1, 0)), dp, is_async=True)
         raw = warpgroup_mma_wait(num_outstanding=1, deps=(raw,))
         if MASKED:
-            raw = masked_by(raw, bits)
+            if code == 1:
+                raw = masked_by(raw, bits)
         if LEFT or RIGHT:
             if edge:
                 j = col + gl.arange(0, M, layout=gl.SliceLayout(1, raw_layout))[:, None]
@@ -295,8 +309,9 @@ if AVAILABLE:
 
     @gluon.jit
     def key_gradient(
-        dk, dv, lse, delta, mask, q_tiles, g_tiles, k_tiles, v_tiles, own_ready, own_empty, ready, empty,
-        dk_s, dk_b, dk_h, dk_n, dv_s, dv_b, dv_h, dv_n, m_b, m_h, m_m,
+        dk, dv, lse, delta, mask, codes, q_tiles, g_tiles, k_tiles, v_tiles,
+        own_ready, own_empty, ready, empty,
+        dk_s, dk_b, dk_h, dk_n, dv_s, dv_b, dv_h, dv_n, m_b, m_h, m_m, c_b, c_h, c_m,
         heads_k, members, splits, n_planes, n_blocks, together, n_items, n_q, n_k, low, high, scale,
         DIM: gl.constexpr, DIM_V: gl.constexpr, MASKED: gl.constexpr, LEFT: gl.constexpr, RIGHT: gl.constexpr,
         EXACT: gl.constexpr, STAGES: gl.constexpr, PART: gl.constexpr,
@@ -324,19 +339,23 @@ if AVAILABLE:
             acc_k = gl.zeros([ROWS, COLS], gl.float32, k_layout)
             acc_v = gl.zeros([ROWS, COLS_V], gl.float32, v_layout)
             j = col + gl.arange(0, ROWS, layout=gl.SliceLayout(1, raw_layout))
+            of_planes = codes + batch.to(gl.int64) * c_b + block.to(gl.int64) * c_m
             at_mask = mask + batch.to(gl.int64) * m_b + j.to(gl.int64) * m_m
             mbarrier.wait(own_ready, turn & 1)
             first = (head_k * splits + split) * members
             for head in range(first, first + members):
                 words = at_mask + (batch * 0 + head).to(gl.int64) * m_h
                 stat = (batch * (heads_k * splits * members) + head).to(gl.int64) * n_q
+                of_blocks = of_planes + (batch * 0 + head).to(gl.int64) * c_h
                 for step in range(start, stop):
-                    acc_k, acc_v = key_step(
-                        keys, values, q_tiles, g_tiles, ready, empty, acc_k, acc_v, lse + stat,
-                        delta + stat, count, (step < whole) | (step >= until), words, step * BLOCK, col,
-                        n_q, n_k, low, high, factor, raw_layout, MASKED, LEFT, RIGHT, EXACT, STAGES,
-                    )  # fmt: skip
-                    count += 1
+                    code = code_of(of_blocks, step, MASKED)
+                    if code != 0:
+                        acc_k, acc_v = key_step(
+                            keys, values, q_tiles, g_tiles, ready, empty, acc_k, acc_v, lse + stat,
+                            delta + stat, count, (step < whole) | (step >= until), code, words, step * BLOCK,
+                            col, n_q, n_k, low, high, factor, raw_layout, MASKED, LEFT, RIGHT, EXACT, STAGES,
+                        )  # fmt: skip
+                        count += 1
             mbarrier.arrive(own_empty, count=1)
             turn += 1
             at_k, at_v = dk + split.to(gl.int64) * dk_s, dv + split.to(gl.int64) * dv_s
@@ -345,8 +364,8 @@ if AVAILABLE:
 
     @gluon.jit
     def key_gradient_kernel(
-        q, grad, k, v, dk, dv, lse, delta, mask, dk_s, dk_b, dk_h, dk_n, dv_s, dv_b, dv_h, dv_n, m_b, m_h,
-        m_m,
+        q, grad, k, v, dk, dv, lse, delta, mask, codes, dk_s, dk_b, dk_h, dk_n, dv_s, dv_b, dv_h, dv_n,
+        m_b, m_h, m_m, c_b, c_h, c_m,
         heads_k, members, splits, n_planes, n_blocks, together, n_items, n_q, n_k, low, high, scale,
         DIM: gl.constexpr, DIM_V: gl.constexpr, MASKED: gl.constexpr, LEFT: gl.constexpr, RIGHT: gl.constexpr,
         EXACT: gl.constexpr, STAGES: gl.constexpr,
@@ -370,21 +389,24 @@ if AVAILABLE:
         gl.warp_specialize(
             [
                 (key_gradient, (
-                    dk, dv, lse, delta, mask, q_tiles, g_tiles, k_tiles, v_tiles,
+                    dk, dv, lse, delta, mask, codes, q_tiles, g_tiles, k_tiles, v_tiles,
                     own_ready, own_empty, ready, empty, dk_s, dk_b, dk_h, dk_n, dv_s, dv_b, dv_h, dv_n,
-                    m_b, m_h, m_m, heads_k, members, splits, n_planes, n_blocks, together, n_items, n_q, n_k,
+                    m_b, m_h, m_m, c_b, c_h, c_m,
+                    heads_k, members, splits, n_planes, n_blocks, together, n_items, n_q, n_k,
                     low, high, scale, DIM, DIM_V, MASKED, LEFT, RIGHT, EXACT, STAGES, 0,
                 )),
                 (key_gradient, (
-                    dk, dv, lse, delta, mask, q_tiles, g_tiles, k_tiles, v_tiles,
+                    dk, dv, lse, delta, mask, codes, q_tiles, g_tiles, k_tiles, v_tiles,
                     own_ready, own_empty, ready, empty, dk_s, dk_b, dk_h, dk_n, dv_s, dv_b, dv_h, dv_n,
-                    m_b, m_h, m_m, heads_k, members, splits, n_planes, n_blocks, together, n_items, n_q, n_k,
+                    m_b, m_h, m_m, c_b, c_h, c_m,
+                    heads_k, members, splits, n_planes, n_blocks, together, n_items, n_q, n_k,
                     low, high, scale, DIM, DIM_V, MASKED, LEFT, RIGHT, EXACT, STAGES, 1,
                 )),
                 (load_for_keys, (
-                    q, grad, k, v, q_tiles, g_tiles, k_tiles, v_tiles, own_ready, own_empty, ready, empty,
+                    q, grad, k, v, codes, q_tiles, g_tiles, k_tiles, v_tiles,
+                    own_ready, own_empty, ready, empty,
                     heads_k, members, splits, n_planes, n_blocks, together, n_items, n_q, low, high,
-                    BLOCK, LEFT, RIGHT, STAGES,
+                    c_b, c_h, c_m, BLOCK, MASKED, LEFT, RIGHT, STAGES,
                 )),
             ],
             [4, 1],
@@ -401,11 +423,11 @@ def launch_query_gradient(
     """Write dq and delta; arguments as `launch_forward` has them, `params` with BLOCK in keys."""
     blocks, planes = -(-q.shape[2] // (2 * ROWS)), q.shape[0] * q.shape[1]
     count, grid = items(blocks, planes, programs, params)
+    bits, strides = arguments(mask, 2 * ROWS, params["BLOCK"], lse)
     query_gradient_kernel[(grid,)](
         described(q, ROWS), described(grad, ROWS), described(k, params["BLOCK"]),
         described(v, params["BLOCK"]), out, grad, dq, lse, delta,
-        lse if mask is None else mask, *out.stride()[:3], *grad.stride()[:3], *dq.stride()[:3],
-        *((0, 0, 0) if mask is None else mask.stride()[:3]),
+        *bits, *out.stride()[:3], *grad.stride()[:3], *dq.stride()[:3], *strides,
         q.shape[1], q.shape[1] // k.shape[1], planes, blocks, together, count, q.shape[2], k.shape[2],
         low, high, scale, DIM=q.shape[3], DIM_V=v.shape[3], MASKED=mask is not None, LEFT=limits[0],
         RIGHT=limits[1],
@@ -423,10 +445,10 @@ def launch_key_gradient(
     splits, heads_k = dk.shape[0], k.shape[1]
     blocks, planes = -(-k.shape[2] // (2 * ROWS)), k.shape[0] * heads_k * splits
     count, grid = items(blocks, planes, programs, params)
+    bits, strides = arguments(mask, 2 * ROWS, params["BLOCK"], lse)
     key_gradient_kernel[(grid,)](
         described(q, params["BLOCK"]), described(grad, params["BLOCK"]), described(k, ROWS),
-        described(v, ROWS), dk, dv, lse, delta, lse if mask is None else mask,
-        *dk.stride()[:4], *dv.stride()[:4], *((0, 0, 0) if mask is None else mask.stride()[:3]),
+        described(v, ROWS), dk, dv, lse, delta, *bits, *dk.stride()[:4], *dv.stride()[:4], *strides,
         heads_k, q.shape[1] // heads_k // splits, splits, planes, blocks, together, count,
         q.shape[2], k.shape[2], low, high, scale, DIM=q.shape[3], DIM_V=v.shape[3],
         MASKED=mask is not None, LEFT=limits[0], RIGHT=limits[1], EXACT=q.dtype == torch.float16,

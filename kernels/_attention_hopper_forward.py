@@ -10,7 +10,7 @@ groups that are done with a buffer. Use n of a ring finds buffer n % stages, in 
 """
 
 # Gluon takes some of Python: no enumerate, no starred lists, no chained conditions on constants.
-# ruff: noqa: RUF005, SIM108, SIM113
+# ruff: noqa: RUF005, SIM102, SIM108, SIM113
 
 from collections.abc import Mapping
 
@@ -18,9 +18,11 @@ import torch
 from torch import Tensor
 
 from ._attention_hopper_tiles import AVAILABLE, ROWS, described, items
+from ._attention_masks import arguments
 
 if AVAILABLE:
     from ._attention_hopper_tiles import (
+        code_of,
         exponentials,
         gl,
         gluon,
@@ -38,11 +40,11 @@ if AVAILABLE:
 
     @gluon.jit
     def load_tiles(
-        q_source, k_source, v_source, q_tiles, k_tiles, v_tiles,
+        q_source, k_source, v_source, codes, q_tiles, k_tiles, v_tiles,
         q_ready, q_empty, k_ready, k_empty, v_ready, v_empty,
-        heads, group, n_planes, n_blocks, together, n_items, n_k, low, high,
-        BLOCK_N: gl.constexpr, LEFT: gl.constexpr, RIGHT: gl.constexpr, GROUPS: gl.constexpr,
-        STAGES: gl.constexpr,
+        heads, group, n_planes, n_blocks, together, n_items, n_k, low, high, c_b, c_h, c_m,
+        BLOCK_N: gl.constexpr, MASKED: gl.constexpr, LEFT: gl.constexpr, RIGHT: gl.constexpr,
+        GROUPS: gl.constexpr, STAGES: gl.constexpr,
     ):  # fmt: skip
         """The one warp that loads: a block's queries, then its keys and values from right to left."""
         ROWS: gl.constexpr = q_source.block_type.shape[2]
@@ -59,24 +61,28 @@ if AVAILABLE:
                     q_source, [batch, head, row + part * ROWS, 0], q_ready, q_tiles.index(part)
                 )
             turn += 1
+            of_blocks = codes + batch.to(gl.int64) * c_b + head.to(gl.int64) * c_h + block.to(gl.int64) * c_m
             for step in range(stop - start):
-                col = (stop - 1 - step) * BLOCK_N
-                at, phase = count % STAGES, (count // STAGES) & 1
-                mbarrier.wait(k_empty.index(at), phase ^ 1)
-                mbarrier.expect(k_ready.index(at), k_source.block_type.nbytes)
-                tma.async_copy_global_to_shared(
-                    k_source, [batch, head // group, col, 0], k_ready.index(at), k_tiles.index(at)
-                )
-                mbarrier.wait(v_empty.index(at), phase ^ 1)
-                mbarrier.expect(v_ready.index(at), v_source.block_type.nbytes)
-                tma.async_copy_global_to_shared(
-                    v_source, [batch, head // group, col, 0], v_ready.index(at), v_tiles.index(at)
-                )
-                count += 1
+                block_n = stop - 1 - step
+                # The first is worked on whatever it is, so that there is one.
+                if (step == 0) | (code_of(of_blocks, block_n, MASKED) != 0):
+                    col = block_n * BLOCK_N
+                    at, phase = count % STAGES, (count // STAGES) & 1
+                    mbarrier.wait(k_empty.index(at), phase ^ 1)
+                    mbarrier.expect(k_ready.index(at), k_source.block_type.nbytes)
+                    tma.async_copy_global_to_shared(
+                        k_source, [batch, head // group, col, 0], k_ready.index(at), k_tiles.index(at)
+                    )
+                    mbarrier.wait(v_empty.index(at), phase ^ 1)
+                    mbarrier.expect(v_ready.index(at), v_source.block_type.nbytes)
+                    tma.async_copy_global_to_shared(
+                        v_source, [batch, head // group, col, 0], v_ready.index(at), v_tiles.index(at)
+                    )
+                    count += 1
 
     @gluon.jit
     def probabilities(
-        raw, top, total, edge, bits, row, col, n_k, low, high, factor,
+        raw, top, total, edge, code, bits, row, col, n_k, low, high, factor,
         MASKED: gl.constexpr, LEFT: gl.constexpr, RIGHT: gl.constexpr, EXACT: gl.constexpr,
     ):  # fmt: skip
         """Of a block of scores, with what joins it to the blocks before: maximum, sum, shrinkage of both.
@@ -84,7 +90,8 @@ if AVAILABLE:
         A row's maximum, scaled, is rounded alike in all that is made of it, so that the rounding cancels.
         """
         if MASKED:
-            raw = masked_by(raw, bits)
+            if code == 1:
+                raw = masked_by(raw, bits)
         if edge:
             raw = seen_alone(raw, row, col, n_k, low, high, LEFT, RIGHT)
         new_top = gl.maximum(top, gl.max(raw, 1))
@@ -100,8 +107,8 @@ if AVAILABLE:
     @gluon.jit
     def block_step(
         raw_layout: gl.constexpr, queries, k_tiles, v_tiles, k_ready, k_empty, v_ready, v_empty,
-        acc, weights, top, total, count, edge, words, row, col, n_q, n_k, low, high, factor,
-        MASKED: gl.constexpr, LEFT: gl.constexpr, RIGHT: gl.constexpr, EXACT: gl.constexpr,
+        acc, weights, top, total, count, edge, code, words, row, col, n_q, n_k, low, high,
+        factor, MASKED: gl.constexpr, LEFT: gl.constexpr, RIGHT: gl.constexpr, EXACT: gl.constexpr,
         STAGES: gl.constexpr,
     ):  # fmt: skip
         """Scores of one more block; beside their softmax runs the product of the weights before them."""
@@ -119,7 +126,7 @@ if AVAILABLE:
         raw = warpgroup_mma_wait(num_outstanding=1, deps=(raw,))
         mbarrier.arrive(k_empty.index(at), count=1)
         p, top, total, shrink = probabilities(
-            raw, top, total, edge, bits, row, col, n_k, low, high, factor, MASKED, LEFT, RIGHT, EXACT,
+            raw, top, total, edge, code, bits, row, col, n_k, low, high, factor, MASKED, LEFT, RIGHT, EXACT,
         )  # fmt: skip
         acc, weights = warpgroup_mma_wait(num_outstanding=0, deps=(acc, weights))
         mbarrier.arrive(v_empty.index(before), count=1)
@@ -129,12 +136,11 @@ if AVAILABLE:
 
     @gluon.jit
     def attend(
-        out, lse, mask, q_tiles, k_tiles, v_tiles,
-        q_ready, q_empty, k_ready, k_empty, v_ready, v_empty, o_b, o_h, o_n, m_b, m_h, m_m,
+        out, lse, mask, codes, q_tiles, k_tiles, v_tiles, q_ready, q_empty, k_ready, k_empty,
+        v_ready, v_empty, o_b, o_h, o_n, m_b, m_h, m_m, c_b, c_h, c_m,
         heads, n_planes, n_blocks, together, n_items, n_q, n_k, low, high, scale,
         DIM_V: gl.constexpr, MASKED: gl.constexpr, LEFT: gl.constexpr, RIGHT: gl.constexpr,
-        EXACT: gl.constexpr,
-        GROUPS: gl.constexpr, STAGES: gl.constexpr, PART: gl.constexpr,
+        EXACT: gl.constexpr, GROUPS: gl.constexpr, STAGES: gl.constexpr, PART: gl.constexpr,
     ):  # fmt: skip
         """One group of four warps, which owns queries `PART` * 64 to 64 further of each block."""
         dtype: gl.constexpr = q_tiles.dtype
@@ -172,20 +178,23 @@ if AVAILABLE:
             col = (stop - 1) * BLOCK_N
             bits = load_bits(words + col // 32, row, n_q, BLOCK_N, raw_layout) if MASKED else 0
             p, top, total, _ = probabilities(
-                raw, top, total, stop > until, bits, row, col, n_k, low, high,
+                raw, top, total, stop > until, 1, bits, row, col, n_k, low, high,
                 factor, MASKED, LEFT, RIGHT, EXACT,
             )  # fmt: skip
             weights = gl.convert_layout(p.to(dtype), weight_layout)
             acc = gl.zeros([ROWS, COLS_V], gl.float32, acc_layout)
 
+            of_blocks = codes + batch.to(gl.int64) * c_b + head.to(gl.int64) * c_h + block.to(gl.int64) * c_m
             for step in range(1, stop - start):
                 at = stop - 1 - step
-                acc, weights, top, total = block_step(
-                    raw_layout, queries, k_tiles, v_tiles, k_ready, k_empty, v_ready, v_empty,
-                    acc, weights, top, total, count, (at < whole) | (at >= until), words, row,
-                    at * BLOCK_N, n_q, n_k, low, high, factor, MASKED, LEFT, RIGHT, EXACT, STAGES,
-                )  # fmt: skip
-                count += 1
+                code = code_of(of_blocks, at, MASKED)
+                if code != 0:
+                    acc, weights, top, total = block_step(
+                        raw_layout, queries, k_tiles, v_tiles, k_ready, k_empty, v_ready, v_empty,
+                        acc, weights, top, total, count, (at < whole) | (at >= until), code, words, row,
+                        at * BLOCK_N, n_q, n_k, low, high, factor, MASKED, LEFT, RIGHT, EXACT, STAGES,
+                    )  # fmt: skip
+                    count += 1
             # No scores of this block of queries are to come: the next block's may.
             mbarrier.arrive(q_empty, count=1)
             turn += 1
@@ -209,11 +218,10 @@ if AVAILABLE:
 
     @gluon.jit
     def forward_kernel(
-        q, k, v, out, lse, mask, o_b, o_h, o_n, m_b, m_h, m_m,
+        q, k, v, out, lse, mask, codes, o_b, o_h, o_n, m_b, m_h, m_m, c_b, c_h, c_m,
         heads, group, n_planes, n_blocks, together, n_items, n_q, n_k, low, high, scale,
         DIM_V: gl.constexpr, MASKED: gl.constexpr, LEFT: gl.constexpr, RIGHT: gl.constexpr,
-        EXACT: gl.constexpr,
-        GROUPS: gl.constexpr, STAGES: gl.constexpr,
+        EXACT: gl.constexpr, GROUPS: gl.constexpr, STAGES: gl.constexpr,
     ):  # fmt: skip
         """out = softmax(scores) v and the rows' log-sum-exp, as Triton's kernel of that name."""
         dtype: gl.constexpr = q.dtype
@@ -238,22 +246,22 @@ if AVAILABLE:
             gl.warp_specialize(
                 [
                     (attend, (
-                        out, lse, mask, q_tiles, k_tiles, v_tiles, q_ready, q_empty, k_ready, k_empty,
-                        v_ready, v_empty, o_b, o_h, o_n, m_b, m_h, m_m, heads, n_planes, n_blocks, together,
-                        n_items,
-                        n_q, n_k, low, high, scale, DIM_V, MASKED, LEFT, RIGHT, EXACT, GROUPS, STAGES, 0,
+                        out, lse, mask, codes, q_tiles, k_tiles, v_tiles, q_ready, q_empty, k_ready, k_empty,
+                        v_ready, v_empty, o_b, o_h, o_n, m_b, m_h, m_m, c_b, c_h, c_m, heads, n_planes,
+                        n_blocks, together, n_items, n_q, n_k, low, high, scale,
+                        DIM_V, MASKED, LEFT, RIGHT, EXACT, GROUPS, STAGES, 0,
                     )),
                     (attend, (
-                        out, lse, mask, q_tiles, k_tiles, v_tiles, q_ready, q_empty, k_ready, k_empty,
-                        v_ready, v_empty, o_b, o_h, o_n, m_b, m_h, m_m, heads, n_planes, n_blocks, together,
-                        n_items,
-                        n_q, n_k, low, high, scale, DIM_V, MASKED, LEFT, RIGHT, EXACT, GROUPS, STAGES, 1,
+                        out, lse, mask, codes, q_tiles, k_tiles, v_tiles, q_ready, q_empty, k_ready, k_empty,
+                        v_ready, v_empty, o_b, o_h, o_n, m_b, m_h, m_m, c_b, c_h, c_m, heads, n_planes,
+                        n_blocks, together, n_items, n_q, n_k, low, high, scale,
+                        DIM_V, MASKED, LEFT, RIGHT, EXACT, GROUPS, STAGES, 1,
                     )),
                     (load_tiles, (
-                        q, k, v, q_tiles, k_tiles, v_tiles,
+                        q, k, v, codes, q_tiles, k_tiles, v_tiles,
                         q_ready, q_empty, k_ready, k_empty, v_ready, v_empty,
-                        heads, group, n_planes, n_blocks, together, n_items, n_k, low, high,
-                        BLOCK_N, LEFT, RIGHT, GROUPS, STAGES,
+                        heads, group, n_planes, n_blocks, together, n_items, n_k, low, high, c_b, c_h, c_m,
+                        BLOCK_N, MASKED, LEFT, RIGHT, GROUPS, STAGES,
                     )),
                 ], [4, 1], [240, 24],
             )  # fmt: skip
@@ -261,28 +269,28 @@ if AVAILABLE:
             gl.warp_specialize(
                 [
                     (attend, (
-                        out, lse, mask, q_tiles, k_tiles, v_tiles, q_ready, q_empty, k_ready, k_empty,
-                        v_ready, v_empty, o_b, o_h, o_n, m_b, m_h, m_m, heads, n_planes, n_blocks, together,
-                        n_items,
-                        n_q, n_k, low, high, scale, DIM_V, MASKED, LEFT, RIGHT, EXACT, GROUPS, STAGES, 0,
+                        out, lse, mask, codes, q_tiles, k_tiles, v_tiles, q_ready, q_empty, k_ready, k_empty,
+                        v_ready, v_empty, o_b, o_h, o_n, m_b, m_h, m_m, c_b, c_h, c_m, heads, n_planes,
+                        n_blocks, together, n_items, n_q, n_k, low, high, scale,
+                        DIM_V, MASKED, LEFT, RIGHT, EXACT, GROUPS, STAGES, 0,
                     )),
                     (attend, (
-                        out, lse, mask, q_tiles, k_tiles, v_tiles, q_ready, q_empty, k_ready, k_empty,
-                        v_ready, v_empty, o_b, o_h, o_n, m_b, m_h, m_m, heads, n_planes, n_blocks, together,
-                        n_items,
-                        n_q, n_k, low, high, scale, DIM_V, MASKED, LEFT, RIGHT, EXACT, GROUPS, STAGES, 1,
+                        out, lse, mask, codes, q_tiles, k_tiles, v_tiles, q_ready, q_empty, k_ready, k_empty,
+                        v_ready, v_empty, o_b, o_h, o_n, m_b, m_h, m_m, c_b, c_h, c_m, heads, n_planes,
+                        n_blocks, together, n_items, n_q, n_k, low, high, scale,
+                        DIM_V, MASKED, LEFT, RIGHT, EXACT, GROUPS, STAGES, 1,
                     )),
                     (attend, (
-                        out, lse, mask, q_tiles, k_tiles, v_tiles, q_ready, q_empty, k_ready, k_empty,
-                        v_ready, v_empty, o_b, o_h, o_n, m_b, m_h, m_m, heads, n_planes, n_blocks, together,
-                        n_items,
-                        n_q, n_k, low, high, scale, DIM_V, MASKED, LEFT, RIGHT, EXACT, GROUPS, STAGES, 2,
+                        out, lse, mask, codes, q_tiles, k_tiles, v_tiles, q_ready, q_empty, k_ready, k_empty,
+                        v_ready, v_empty, o_b, o_h, o_n, m_b, m_h, m_m, c_b, c_h, c_m, heads, n_planes,
+                        n_blocks, together, n_items, n_q, n_k, low, high, scale,
+                        DIM_V, MASKED, LEFT, RIGHT, EXACT, GROUPS, STAGES, 2,
                     )),
                     (load_tiles, (
-                        q, k, v, q_tiles, k_tiles, v_tiles,
+                        q, k, v, codes, q_tiles, k_tiles, v_tiles,
                         q_ready, q_empty, k_ready, k_empty, v_ready, v_empty,
-                        heads, group, n_planes, n_blocks, together, n_items, n_k, low, high,
-                        BLOCK_N, LEFT, RIGHT, GROUPS, STAGES,
+                        heads, group, n_planes, n_blocks, together, n_items, n_k, low, high, c_b, c_h, c_m,
+                        BLOCK_N, MASKED, LEFT, RIGHT, GROUPS, STAGES,
                     )),
                 ], [4, 4, 1], [160, 160, 24],
             )  # fmt: skip
@@ -309,9 +317,10 @@ def launch_forward(
     groups, block_n = params["GROUPS"], params["BLOCK"]
     blocks, planes = -(-q.shape[2] // (ROWS * groups)), q.shape[0] * q.shape[1]
     count, grid = items(blocks, planes, programs, params)
+    bits, strides = arguments(mask, ROWS * groups, block_n, lse)
     forward_kernel[(grid,)](
-        described(q, ROWS), described(k, block_n), described(v, block_n), out, lse,
-        lse if mask is None else mask, *out.stride()[:3], *((0, 0, 0) if mask is None else mask.stride()[:3]),
+        described(q, ROWS), described(k, block_n), described(v, block_n), out, lse, *bits,
+        *out.stride()[:3], *strides,
         q.shape[1], q.shape[1] // k.shape[1], planes, blocks, together, count, q.shape[2], k.shape[2],
         low, high, scale, DIM_V=v.shape[3], MASKED=mask is not None, LEFT=limits[0], RIGHT=limits[1],
         EXACT=q.dtype == torch.float16, GROUPS=groups, STAGES=params["STAGES"], num_warps=4,

@@ -81,6 +81,11 @@ if AVAILABLE:
         return raw
 
     @gluon.jit
+    def code_of(codes, at, MASKED: gl.constexpr):
+        """Whether a mask hides all (0), some (1) or none (2) of a block."""
+        return gl.load(codes + at) if MASKED else 1
+
+    @gluon.jit
     def load_bits(words, row, end, BLOCK: gl.constexpr, layout: gl.constexpr):
         """Of each score of a tile, the word that holds its bit; `words`: where those of the rows begin.
 
@@ -131,6 +136,7 @@ def items(blocks: int, planes: int, programs: int, params: Any) -> tuple[int, in
 __all__ = ["AVAILABLE", "ROWS", "described", "items"]
 if AVAILABLE:
     __all__ += [
+        "code_of",
         "exponentials", "gl", "gluon", "key_blocks", "load_bits",
         "masked_by", "mbarrier", "rows_of", "seen_alone", "tma",
         "warpgroup_mma", "warpgroup_mma_wait", "work_tile",

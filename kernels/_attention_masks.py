@@ -7,7 +7,7 @@ to. As bits, a row's share of a tile of 128 keys is four words, and a mask that 
 import torch
 from torch import Tensor
 
-from ._launch import cdiv
+from ._launch import cdiv, next_power_of_2
 from ._triton import tl, triton
 
 #: Words of a row are a multiple of this, so that tiles of up to 128 need no check; bits past the end are 0.
@@ -36,6 +36,48 @@ def pack_kernel(
     tl.store(target, packed, mask=(rows < n_rows)[:, None] & (at < n_words)[None, :])
 
 
+@triton.jit
+def summary_kernel(
+    words, codes, stride_b, stride_h, stride_m, heads, n_rows, down, across, rows_a_block, words_a_block,
+    ROWS: tl.constexpr, WORDS: tl.constexpr,
+):  # fmt: skip
+    """For each block of scores 0 where no bit is set, 2 where all are, 1 else."""
+    pid = tl.program_id(0)
+    plane, rest = pid // (down * across), pid % (down * across)
+    rows = rest // across * rows_a_block + tl.arange(0, ROWS)
+    at = rest % across * words_a_block + tl.arange(0, WORDS)
+    inside = (rows < tl.minimum((rest // across + 1) * rows_a_block, n_rows))[:, None] & (
+        tl.arange(0, WORDS) < words_a_block
+    )[None, :]
+    source = words + (plane // heads).to(tl.int64) * stride_b + (plane % heads).to(tl.int64) * stride_h
+    bits = tl.load(source + rows[:, None].to(tl.int64) * stride_m + at[None, :], mask=inside, other=0)
+    some = tl.max(tl.max((bits != 0).to(tl.int32), 1), 0)
+    lacking = tl.max(tl.max(((bits != -1) & inside).to(tl.int32), 1), 0)
+    tl.store(codes + pid, some * (2 - lacking))
+
+
+def summarised(words: Tensor, rows: int, block: int) -> Tensor:
+    """Which blocks of a packed mask hide all, some or none of their scores: 0, 1, 2.
+
+    Args:
+        words: as `packed` gives them.
+        rows: of a block.
+        block: columns of a block, a multiple of 32 that divides 128.
+
+    Returns:
+        (batch, heads, blocks of rows, blocks of columns) int32, expanded as the mask is.
+    """
+    batch, heads, n_rows, count = words.shape
+    own = words[tuple(slice(0, 1) if words.stride(d) == 0 else slice(None) for d in range(3))]
+    down, across = cdiv(own.shape[2], rows), count * 32 // block
+    codes = torch.empty((*own.shape[:2], down, across), dtype=torch.int32, device=words.device)
+    summary_kernel[(codes.numel(),)](
+        own, codes, *own.stride()[:3], own.shape[1], own.shape[2], down, across, rows, block // 32,
+        ROWS=next_power_of_2(rows), WORDS=block // 32, num_warps=4,
+    )  # fmt: skip
+    return codes.expand(batch, heads, cdiv(n_rows, rows), across)
+
+
 def packed(mask: Tensor, transposed: bool = False) -> Tensor:
     """A mask's bits along its keys, or, `transposed`, along its queries.
 
@@ -59,3 +101,13 @@ def packed(mask: Tensor, transposed: bool = False) -> Tensor:
         ROWS=tile_rows, WORDS=tile_words, num_warps=4,
     )  # fmt: skip
     return words.expand(batch, heads, rows, count)
+
+
+def arguments(
+    words: Tensor | None, rows: int, block: int, stand_in: Tensor
+) -> tuple[tuple[Tensor, Tensor], tuple[int, ...]]:
+    """What a kernel is given of a mask: bits and codes of blocks, then their strides; or anything."""
+    if words is None:
+        return (stand_in, stand_in), (0,) * 6
+    codes = summarised(words, rows, block)
+    return (words, codes), (*words.stride()[:3], *codes.stride()[:3])

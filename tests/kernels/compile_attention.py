@@ -34,7 +34,7 @@ def main() -> None:
             ops.attention_op(x, x, x, mask, None, None, None, *rest)
             ops.attention_gradient_op(x, x, x, x, x, statistics, mask, None, None, None, *rest)
     for ptx, (name, _, _) in compiled.kernels.items():
-        if name == "pack_kernel":
+        if not name.endswith(("forward_kernel", "gradient_kernel")):
             continue
         _, spilled = aot._assembled(ptx, 90)
         print(f"roles_{name}", spilled, ptx.count("wgmma.mma_async"))

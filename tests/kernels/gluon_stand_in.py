@@ -44,7 +44,7 @@ class Pointer:
         return Pointer(self.storage, self.at + torch.as_tensor(offset).as_subclass(torch.Tensor))
 
     def places(self, mask):
-        at, mask = torch.broadcast_tensors(self.at, mask.as_subclass(torch.Tensor))
+        at, mask = torch.broadcast_tensors(self.at, torch.as_tensor(mask).as_subclass(torch.Tensor))
         assert ((at >= 0) & (at < len(self.storage)) | ~mask).all(), "outside of memory"
         return at, mask
 
@@ -178,7 +178,7 @@ def _init(barrier, count):
     barrier.count = barrier.missing = count
 
 
-def _load(pointer, mask, other):
+def _load(pointer, mask=True, other=0):
     at, mask = pointer.places(mask)
     values = pointer.storage[at.clamp(0, len(pointer.storage) - 1)]
     return block(torch.where(mask, values, torch.tensor(other, dtype=values.dtype)))

@@ -1,5 +1,7 @@
 """Attention's kernels with warps of different roles: their order of waits, their masks, their sums."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from advisor.kernels import _attention_hopper_backward as backward
@@ -105,8 +107,9 @@ def test_large_scores_stay_exact(by_roles):
     assert all(g.isfinite().all() for g in gradients)
 
 
-@pytest.mark.parametrize("block", [64, 128])
-@pytest.mark.parametrize("shape", [(2, 2, 150, 170), (150, 170), (2, 1, 1, 170), (150, 1)])
+@pytest.mark.parametrize(
+    ("shape", "block"), [((2, 2, 150, 170), 64), ((150, 170), 128), ((2, 1, 1, 170), 64), ((150, 1), 128)]
+)
 def test_a_bool_mask_of_any_broadcastable_shape_hides_keys(by_roles, shape, block):
     for name in by_roles:
         by_roles[name] = launch.roles(block, 2)
@@ -118,6 +121,29 @@ def test_a_bool_mask_hides_what_a_causal_mask_leaves(by_roles):
     mask = torch.rand(2, 150, 150, generator=torch.Generator().manual_seed(1)) > 0.4
     mask[:, 70] = False
     _check(150, 150, mask=mask, causal=True)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_blocks_that_a_mask_hides_are_not_loaded(by_roles, monkeypatch, causal):
+    # GIVEN sequences of 128 that do not see each other, the last of them open but for one score
+    at = torch.arange(400) // 128
+    mask = at[:, None] == at
+    mask[300:, :] = True
+    mask[390, 3] = False
+    loaded = []
+    copy = gluon_stand_in.copy_tile
+    for module in (forward, backward):
+        monkeypatch.setattr(
+            module,
+            "tma",
+            SimpleNamespace(async_copy_global_to_shared=lambda *a: (loaded.append(a), copy(*a))),
+        )
+    # WHEN attention runs with the mask, and as often without
+    _check(400, 400, mask=mask, causal=causal)
+    with_mask = len(loaded)
+    _check(400, 400, causal=causal)
+    # THEN fewer tiles are loaded
+    assert with_mask < (0.95 if causal else 0.75) * (len(loaded) - with_mask)
 
 
 @pytest.mark.gpu
