@@ -8,12 +8,15 @@ from ._device import sm_count
 from ._launch import LaunchTable, cdiv
 from ._quant_format import BLOCK, blocks_of
 from ._quant_kernels import _dequantize_kernel, _gemv_kernel, _split_kernel, _tile_kernel
-from ._triton import triton
+from ._triton import available, triton
 
 #: Rows of x that a program of the plain units takes at most.
 GEMV_X_ROWS = 4
-#: The narrowest x of the matrix units; before 3.3 Triton takes no 8.
-_NARROWEST = 8 if tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 3) else 16
+_TRITON = tuple(map(int, triton.__version__.split(".")[:2])) if available() else (0, 0)
+#: The narrowest x that Triton gives to matrix units.
+_NARROWEST = 8 if _TRITON >= (3, 5) else 16
+#: The most rows of 16-bit x for the split kernel, whose tiles in three dimensions Triton 3.2 can't compile.
+SPLIT_ROWS = 16 if _TRITON >= (3, 3) else 0
 
 #: Size: rows of W.
 GEMV = LaunchTable(

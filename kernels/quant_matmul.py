@@ -43,7 +43,7 @@ from ._quant_format import (
     quantize_int8,
     words_of,
 )
-from ._quant_launch import launch_dequantize, launch_gemv, launch_split, launch_tile
+from ._quant_launch import SPLIT_ROWS, launch_dequantize, launch_gemv, launch_split, launch_tile
 
 FAMILY = Family(
     what="linear layers with int4 or int8 weights, for few rows of x as in decoding",
@@ -61,8 +61,6 @@ __all__ = [
 
 #: The most rows of fp32 x for the plain units: beyond, unpacking once and PyTorch's product are faster.
 GEMV_ROWS = 8
-#: The most rows of 16-bit x for programs whose warps share rows of W rather than x.
-SPLIT_ROWS = 16
 #: The most rows of 16-bit x for the matrix units here, with the same beyond.
 TILE_ROWS = 256
 
