@@ -239,7 +239,7 @@ class Engine:
 
     def _recorder(self) -> Callable[[], Recorder]:
         device = self._model.device
-        loop_bytes = torch.cuda.max_memory_reserved(device) if device.type == "cuda" else 0
+        loop_bytes = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0
         return lambda: CudaRecorder(device, loop_bytes, may_grow=self._allow_memory)
 
     def _headroom_bytes(self) -> int | None:

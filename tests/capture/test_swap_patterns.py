@@ -166,6 +166,7 @@ def test_a_rewritten_step_is_replayed_and_trains_the_same_way(pl, tmp_path, monk
     assert "training_step: what is swapped is replayed as a CUDA graph" in found["remarks"]
     # Two blocks of five and the batches around them, but for those that were recorded and proven.
     assert made[0].replays > 14
+    assert made[0].closed
     for name, value in model.state_dict().items():
         torch.testing.assert_close(value, plain.state_dict()[name], rtol=1e-3, atol=1e-5)
 

@@ -223,6 +223,8 @@ class Rewriter:
         for code in self._codes:
             torch._dynamo.eval_frame.reset_code(code)
         self._codes.clear()
+        for replayer in self.replayers():
+            replayer.close()
         self.graphs.clear()
 
     def _note_code(self) -> None:
@@ -378,6 +380,8 @@ class Traced:
 
     def _rewrite(self) -> None:
         self._version = self._rewriter.version
+        if self.replayer is not None:
+            self.replayer.close()
         self._rewritten, self.replayer, self._proofs = None, None, []
         chosen = self.chosen()
         if chosen:

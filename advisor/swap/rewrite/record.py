@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 _T = TypeVar("_T")
-#: Of the device's memory, what nothing may count on.
+#: Of the device's memory, what nothing may count on, and how much more than its peak a loop reserves.
 _SPARE_BYTES = 2**29
+_FRAGMENTED = 1.1
 
 
 class Unrecordable(Exception):
@@ -56,14 +57,18 @@ class Recorder(Protocol):
         """Record both; raises `Unrecordable` if what was recorded may not be kept."""
         ...
 
+    def close(self) -> None:
+        """What was recorded is no longer replayed."""
+        ...
+
 
 class CudaRecorder:
     """Two CUDA graphs that share a pool of memory.
 
     Args:
         device: whose work.
-        loop_bytes: what the loop has held of the device's memory so far.
-        may_grow: whether the recorded step may hold more.
+        loop_bytes: the peak of what the loop has allocated so far; 0 if it is not known.
+        may_grow: whether the recorded step may take it further.
     """
 
     def __init__(self, device: torch.device, loop_bytes: int = 0, *, may_grow: bool = False) -> None:
@@ -98,20 +103,29 @@ class CudaRecorder:
         torch.cuda.synchronize(self._device)
         now = torch.cuda.memory_reserved(self._device)
         pool = max(0, now - before)
-        self._refuse_what_does_not_fit(now, pool)
+        allocated = torch.cuda.memory_allocated(self._device)
         # Outputs and gradients are allocated like any tensor, and counted as such.
-        self.held_bytes = max(0, pool - (torch.cuda.memory_allocated(self._device) - mine))
+        self.held_bytes = max(0, pool - (allocated - mine))
+        self._refuse_what_does_not_fit(now, pool, allocated)
         _recorders.add(self)
         return Recorded(outputs, gradients, replay_forward, replay_backward)
 
-    def _refuse_what_does_not_fit(self, now_bytes: int, pool_bytes: int) -> None:
+    def close(self) -> None:
+        """What was recorded is no longer replayed."""
+        self.held_bytes = 0
+        if self in _recorders:
+            torch.cuda.synchronize(self._device)
+            _recorders.discard(self)
+        let_go_of_workspaces()
+
+    def _refuse_what_does_not_fit(self, reserved: int, pool: int, allocated: int) -> None:
         """The step as it was must find its memory beside the recording: it is compared, and put back."""
         free, _ = torch.cuda.mem_get_info(self._device)
-        if free + now_bytes < self._loop_bytes + pool_bytes + _SPARE_BYTES:
-            raise Unrecordable(f"beside the loop there is no room for the {pool_bytes / 1e9:.1f} GB of it")
-        if self._loop_bytes and now_bytes > self._loop_bytes and not self._may_grow:
+        if free + reserved < _FRAGMENTED * self._loop_bytes + pool + _SPARE_BYTES:
+            raise Unrecordable(f"beside the loop there is no room for the {pool / 1e9:.1f} GB of it")
+        if self._loop_bytes and allocated + self.held_bytes > self._loop_bytes and not self._may_grow:
             raise Unrecordable(
-                f"it holds {pool_bytes / 1e9:.1f} GB, with which memory would grow beyond the loop's own"
+                f"it holds {pool / 1e9:.1f} GB, with which memory would grow beyond the loop's own"
             )
 
     def _captured(self, run: Callable[[], _T]) -> tuple[_T, Callable[[], None]]:

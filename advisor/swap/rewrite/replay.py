@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -283,7 +284,13 @@ class Replayer:
     def _drop(self, why: str) -> None:
         log.debug("a graph of the step is not replayed: %s", why, exc_info=True)
         self.refused = why.splitlines()[0] if why else "it cannot be recorded"
+        with suppress(Exception):
+            self.close()
+
+    def close(self) -> None:
+        """Let go of what was recorded."""
         self._before = self._recording = None
+        self._recorder.close()
 
 
 def _static(value: Any, keep: bool) -> Any:

@@ -17,6 +17,10 @@ class OnCpu:
 
     def __init__(self, spoil: float = 0.0) -> None:
         self.replays, self.recordings, self._spoil = 0, 0, spoil
+        self.closed = False
+
+    def close(self) -> None:
+        self.closed = True
 
     def rehearse(self, run) -> None:
         run()

@@ -96,6 +96,17 @@ def test_a_recording_for_which_there_is_no_room_is_dropped() -> None:
     assert "memory would grow" in loop.call.refused
 
 
+def test_nothing_of_a_recording_stays_on_the_device() -> None:
+    Loop(plain, replay=False).run(4)
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    loop = Loop(plain).run(8)
+    assert loop.call.proven
+    loop.call.close()
+    del loop
+    assert torch.cuda.memory_allocated() - before < 2**22
+
+
 def test_the_host_takes_a_fraction_of_the_time_for_a_replayed_step() -> None:
     import time
 
