@@ -34,7 +34,6 @@ SPLIT = LaunchTable(
         # 100 KiB of shared memory at most, which is what the smallest of these GPUs have.
         "default": [
             (1, {"ROWS": 16, "WARPS": 4, "BLOCKS": 1, "STAGES": 4}),
-            (8, {"ROWS": 32, "WARPS": 4, "BLOCKS": 1, "STAGES": 4}),
             (None, {"ROWS": 32, "WARPS": 4, "BLOCKS": 1, "STAGES": 4}),
         ],
         "sm_90": [

@@ -1,5 +1,6 @@
 """Weight-only products: packing, rounding bounds, and every way to multiply as accurate as eager's."""
 
+import copy
 import io
 import os
 import subprocess
@@ -11,6 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from advisor.kernels import _quant_format as fmt
+from advisor.kernels import _quant_launch as launches
 from advisor.kernels import _quant_unpack as unpack
 from advisor.kernels import quant_matmul as qm
 from advisor.kernels._device import UnsupportedError
@@ -393,6 +395,25 @@ def test_a_layer_is_exchanged_saved_and_loaded(device, options):
     )
     assert f"bits={options.get('bits', 4)}" in repr(layer)
     assert layer.out_features == 10
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("rows", [1, 3])
+def test_nothing_is_copied_where_blocks_are_whole(device, monkeypatch, rows):
+    # GIVEN a layer as it is made, cast, copied and loaded
+    layer = qm.WeightOnlyLinear.from_linear(nn.Linear(256, 8, device=device), group_size=32, symmetric=False)
+    other = copy.deepcopy(layer.half())
+    other.load_state_dict({name: value.contiguous() for name, value in layer.state_dict().items()})
+    given = []
+    monkeypatch.setattr(qm, "launch_split", lambda *args: given.append(args))
+    monkeypatch.setattr(qm, "SPLIT_ROWS", 16)
+    x = torch.randn(rows, 256, device=device, dtype=torch.float16)
+    other(x)
+    # THEN the kernel gets its tensors' own memory, in the order that it reads
+    x_given, packed, scale, zero, *_ = given[0]
+    for tensor, own in [(packed, other.packed), (scale, other.scale), (zero, other.zero)]:
+        assert (tensor.data_ptr(), tensor.is_contiguous()) == (own.data_ptr(), True)
+    assert launches._whole_blocks(x_given).data_ptr() == x.data_ptr()
 
 
 @pytest.mark.quick
