@@ -30,7 +30,7 @@ from .facts import Facts, Refusal
 from .match import Found, find
 from .ops import forget
 from .record import Recorder
-from .replay import Replayer
+from .replay import Replayer, drawn_on_cpu
 from .sites import Key, key_of, site_of
 
 log = logging.getLogger(__name__)
@@ -387,15 +387,15 @@ class Traced:
         if chosen:
             self._rewritten = checkpointing.run_eagerly(self._edited(chosen))
         recorder = self._rewriter.recorder
-        if recorder is None or not self._rewriter.active() or self._writes or self._holds_graphs():
+        if recorder is None or not self._rewriter.active() or self._writes or self._works_on_the_host():
             return
         # A part of the step in which nothing is replaced waits for the host like the others.
         self.replayer = Replayer(self._rewritten or self._plain, recorder())
         self._rewritten = self.replayer
 
-    def _holds_graphs(self) -> bool:
-        """Checkpoints and the like, which do on the host what a recording does not hold."""
-        return any(checkpointing.is_higher_order(node) for node in self._gm.graph.nodes)
+    def _works_on_the_host(self) -> bool:
+        """Whether it does on the host what a recording does not hold: checkpoints, numbers drawn there."""
+        return any(checkpointing.is_higher_order(n) or drawn_on_cpu(n) for n in self._gm.graph.nodes)
 
     def _edited(self, chosen: Sequence[tuple[_Level, Found, Candidate]]) -> GraphModule:
         made = replaced(self._gm, [(f, c.call) for level, f, c in chosen if not level.name])

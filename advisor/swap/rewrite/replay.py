@@ -20,10 +20,13 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.fx import Node
 
 from advisor.swap.guard import kept_state
 from advisor.swap.tensors import copied, plain, same_values
 
+from .facts import fake
+from .ops import function_name
 from .record import Recorder, Unrecordable
 
 log = logging.getLogger(__name__)
@@ -33,6 +36,9 @@ log = logging.getLogger(__name__)
 _TOLERANCE, _OF_ALL = 2e-2, 1e-4
 #: Calls in a row unlike the recorded one, after which the recording is dropped.
 _PATIENCE = 50
+
+#: How functions that draw random numbers begin.
+_RANDOM = ("rand", "normal", "bernoulli", "multinomial", "uniform", "exponential", "dropout")
 
 Call = Callable[..., Any]
 
@@ -291,6 +297,13 @@ class Replayer:
         """Let go of what was recorded."""
         self._before = self._recording = None
         self._recorder.close()
+
+
+def drawn_on_cpu(node: Node) -> bool:
+    """Whether a node draws random numbers on the host, which a recording would hold for good."""
+    value = fake(node)
+    named = function_name(node.target) if callable(node.target) else str(node.target)
+    return value is not None and value.device.type == "cpu" and named.strip("_").startswith(_RANDOM)
 
 
 def _static(value: Any, keep: bool) -> Any:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from advisor.swap.rewrite.record import Recorded, Unrecordable
-from advisor.swap.rewrite.replay import Replayer
+from advisor.swap.rewrite.replay import Replayer, drawn_on_cpu
 from tests.swap.rewrite.recorder import OnCpu, write
 
 
@@ -245,3 +245,23 @@ def test_a_hook_of_a_parameter_runs_once_a_step() -> None:
     for i in range(8):
         loop.step(i)
     assert len(calls) == 8
+
+
+@pytest.mark.parametrize(
+    ("draw", "drawn"),
+    [
+        (lambda x: x * torch.rand(()), True),
+        (lambda x: nn.functional.dropout(x), True),
+        (lambda x: x * torch.empty(3).normal_(), True),
+        (lambda x: x * torch.ones(()), False),
+    ],
+)
+def test_numbers_drawn_on_the_host_are_seen_in_the_graph(draw: Any, drawn: bool) -> None:
+    seen = []
+
+    def backend(gm: torch.fx.GraphModule, _: Any) -> Any:
+        seen.extend(drawn_on_cpu(node) for node in gm.graph.nodes)
+        return gm.forward
+
+    torch.compile(draw, backend=backend)(torch.ones(3))
+    assert any(seen) == drawn
