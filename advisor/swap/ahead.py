@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
 
 import torch
@@ -19,16 +19,17 @@ from advisor.swap.tensors import devices_of
 _MOST_THREADS = 8
 
 
-def compile_ahead(sites: Sequence[Site]) -> int:
+def compile_ahead(sites: Sequence[Site], budget_s: float) -> int:
     """Run each bundled candidate once on a GPU, each in a thread: their compilers hold no lock.
 
     What comes of it is passed over: a candidate that fails here fails again when it is tried.
 
     Args:
         sites: whose.
+        budget_s: after which it is left to the trying what is not ready.
 
     Returns:
-        How many candidates ran.
+        How many candidates were begun.
     """
     todo = [
         (candidate, example)
@@ -40,8 +41,12 @@ def compile_ahead(sites: Sequence[Site]) -> int:
     if len(todo) < 2:
         return 0
     devices = {d for _, e in todo for d in devices_of((e.args, dict(e.kwargs)))}
-    with kept_state(devices), unwarned(), ThreadPoolExecutor(_threads(len(todo))) as threads:
-        list(threads.map(lambda one: _run(*one), todo))
+    threads = ThreadPoolExecutor(_threads(len(todo)), thread_name_prefix="advisor-swap")
+    with kept_state(devices), unwarned():
+        try:
+            wait([threads.submit(_run, *one) for one in todo], timeout=budget_s)
+        finally:
+            threads.shutdown(wait=False, cancel_futures=True)
     let_go_of_workspaces()
     return len(todo)
 

@@ -16,6 +16,9 @@ from advisor.swap.verify import Known, said, verify
 
 log = logging.getLogger(__name__)
 
+#: Of the time for trying, what the compiler may take before the first site is tried.
+COMPILING_SHARE = 0.6
+
 #: Of the device's saving, what a candidate may cost the host: a host that runs ahead has time to spare.
 MAX_HOST_SHARE = 3.0
 
@@ -74,7 +77,7 @@ def decide(
     end = terms.now_s() + terms.budget_s
     found = []
     start_s = time.monotonic()
-    if compile_ahead(sites):
+    if compile_ahead(sites, COMPILING_SHARE * terms.budget_s):
         spent = {"compiling_s": time.monotonic() - start_s}
         log.debug("compiled ahead: %s", spent, extra={"swap": spent})
     for i, site in enumerate(sites):
