@@ -33,6 +33,8 @@ _DEVICE_KINDS = {
 _RANGE_PREFIXES = ("ProfilerStep#", "Optimizer.", "enumerate(DataLoader)", "advisor::")
 #: Times beyond this many microseconds do not fit int64 nanoseconds.
 _MAX_US = 9e15
+#: No copy moves more; what claims to would spoil sums in 64 bits.
+_MOST_BYTES = 1 << 48
 #: A trace whose times lie past this counts from an epoch, so that an event at 0 has no real time.
 _EPOCH_NS = 86_400 * 10**9
 
@@ -263,12 +265,13 @@ def _device_columns(events: list[Any], texts: list[bytes], odd: Counter[str]) ->
     n = len(events)
     decoded = _decoded(texts, _DEVICE_ARGS, _lenient_device_args, odd)
     prod = math.prod
+    nbytes = _ints([args.bytes for args in decoded])
     return {
         "correlation": _ints([args.correlation for args in decoded]),
         "kind": np.fromiter((_DEVICE_KINDS[e.cat] for e in events), np.uint8, n),
         "device": _ints([args.device for args in decoded], np.int32),
         "stream": _ints([args.stream for args in decoded], np.int32),
-        "bytes": _ints([args.bytes for args in decoded]),
+        "bytes": np.where(nbytes <= _MOST_BYTES, nbytes, -1),
         "grid_blocks": _ints([prod(args.grid) if args.grid else -1 for args in decoded]),
     }
 

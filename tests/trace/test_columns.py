@@ -137,6 +137,7 @@ def test_a_correlation_is_a_number_from_zero_on_or_absent(value: object, stored:
         ({"bytes": "4096"}, "bytes", 4096),
         ({"bytes": 12.0}, "bytes", 12),
         ({"bytes": -1}, "bytes", -1),
+        ({"bytes": 2**62}, "bytes", -1),
         ({"grid": [4, 0, 1]}, "grid_blocks", 0),
         ({"grid": [4, 2, 1]}, "grid_blocks", 8),
         ({"grid": [2**40, 2**40, 1]}, "grid_blocks", -1),

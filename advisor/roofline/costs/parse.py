@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from advisor.roofline.costs.model import Arg, Tensor
@@ -33,6 +34,8 @@ _NOT_A_TENSOR = frozenset({
     "SymInt", "Layout", "GenericList", "GenericDict", "Tuple", "Object", "Stream", "Storage", "Enum",
     "Complex",
 })  # fmt: skip
+#: PyTorch counts elements in 64 bits.
+_MOST_ELEMENTS = (1 << 63) - 1
 
 
 def parse_dtype(spelling: object) -> str:
@@ -104,12 +107,14 @@ def _parse_strides(value: object, sizes: tuple[int, ...]) -> tuple[int, ...] | N
 
 def _parse_sizes(value: object) -> tuple[int, ...] | None:
     sizes = _integers(value)
-    return sizes if sizes is None or min(sizes, default=0) >= 0 else None
+    if sizes is None or min(sizes, default=0) < 0 or math.prod(sizes) > _MOST_ELEMENTS:
+        return None
+    return sizes
 
 
 def _integers(value: object) -> tuple[int, ...] | None:
     if not isinstance(value, (list, tuple)):
         return None
-    if not all(isinstance(size, int) and not isinstance(size, bool) for size in value):
+    if not all(type(size) is int and abs(size) <= _MOST_ELEMENTS for size in value):
         return None
     return tuple(value)

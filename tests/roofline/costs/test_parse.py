@@ -43,7 +43,7 @@ def test_absent_or_broken_dims_give_no_arguments(dims):
     assert parse_inputs(dims) == ((), ())
 
 
-@pytest.mark.parametrize("shape", ["2x3", [2, "3"], [2.5], None, [True], [4, -1]])
+@pytest.mark.parametrize("shape", ["2x3", [2, "3"], [2.5], None, [True], [4, -1], [2**31] * 3])
 def test_a_malformed_shape_is_no_tensor(shape):
     assert parse_inputs([shape], ["float"])[0] == (None,)
 
@@ -55,6 +55,10 @@ def test_a_list_with_a_malformed_member_is_unknown_as_a_whole():
 @pytest.mark.parametrize("tag", ["Int", "Double", "Bool", "GenericList", "Scalar"])
 def test_the_tags_that_old_traces_give_to_scalars_are_no_tensors(tag):
     assert parse_inputs([[]], [tag])[0] == (None,)
+
+
+def test_strides_past_64_bits_are_not_known():
+    assert parse_inputs([[2, 3]], ["float"], [[10**400, 1]])[0] == (Tensor((2, 3), "fp32"),)
 
 
 def test_strides_that_do_not_fit_the_sizes_are_not_known():
