@@ -36,14 +36,19 @@ _INTERPRETER = {"interpreter": [(None, tile(16, 16, 4, 1))]}
 class Tiles:
     """The launch tables of one kernel: plain, fp32, and with what takes registers (bias, soft-cap, dropout).
 
+    `by_role` has the rows of the kernel with warps of different roles, `roles(...)` or empty for none; where
+    there is one, plain attention and bool masks take it.
+
     Sizes are head dimensions, padded to a power of two. The defaults fit in 99 KiB of shared memory.
     """
 
-    def __init__(self, name: str, plain: Rows, modified: Rows, fp32: Rows, roles: Rows = _NO_ROLES) -> None:
+    def __init__(
+        self, name: str, plain: Rows, modified: Rows, fp32: Rows, by_role: Rows | None = None
+    ) -> None:
         self.plain = LaunchTable(f"attention_{name}", {**plain, **_INTERPRETER})
         self.modified = LaunchTable(f"attention_{name}_modified", {**modified, **_INTERPRETER})
         self.fp32 = LaunchTable(f"attention_{name}_fp32", {**fp32, **_INTERPRETER})
-        self.roles = LaunchTable(f"attention_{name}_roles", roles)
+        self.roles = LaunchTable(f"attention_{name}_roles", {**_NO_ROLES, **(by_role or {})})
 
     def pick(self, q: Tensor, options: Mapping[str, Any]) -> dict[str, int]:
         """The parameters for these options on q's device."""

@@ -99,10 +99,8 @@ def trials(dims: list[int]) -> list[Trial]:
     return [trial for _, trial in sorted(ranked, key=lambda entry: entry[0])]
 
 
-def search(timer: Timer, pool: ProcessPoolExecutor, dims: list[int], stop: float) -> Parameters:
+def search(timer: Timer, ready: list[tuple[Trial, Future[str]]], stop: float) -> Parameters:
     """The fastest correct parameters of each kernel and dimension; nothing where those of now are."""
-    wanted = trials(dims)
-    ready: list[tuple[Trial, Future[str]]] = [(t, pool.submit(compile_ahead, [t])) for t in wanted]
     now: dict[tuple[str, int], dict[str, Any]] = {}
     best: dict[tuple[str, int], tuple[float, Trial]] = {}
     for trial, compiled in ready:
@@ -149,16 +147,17 @@ def main() -> None:
     workers = max(min(len(os.sched_getaffinity(0)) - 2, 14), 1)
     with ProcessPoolExecutor(workers, context, attention_trials.prepare) as pool:
         timer = Timer(context)
-        chosen = search(timer, pool, args.dims, stop)
-        print("\nrows for the tables, by dimension:")
+        ready = [(trial, pool.submit(compile_ahead, [trial])) for trial in trials(args.dims)]
+        checks = [] if args.skip_checks else CHECKS
+        checking = [pool.submit(attention_trials.compile_check, check) for check in checks]
+        chosen = search(timer, ready, stop)
+        print("\nfor kernels/_attention_launch.py, `roles` under by_role, `tile` under plain, sm_90:")
         for (kernel, dim), parameters in sorted(chosen.items()):
             assert parameters is not None
-            print(f"  {kernel} {dim}: {parameters[0]}{parameters[1:]}")
+            print(f"  {kernel}: ({dim}, {parameters[0]}{parameters[1:]})")
         cases = [case for case in CASES if case.dim in args.dims]
-        checks = [] if args.skip_checks else CHECKS
         # The processes share what they have compiled through Triton's cache on disk.
         waiting = [pool.submit(attention_trials.compile_case, case, chosen) for case in cases]
-        checking = [pool.submit(attention_trials.compile_check, check) for check in checks]
         print("\nms: ours with these, ours as the table has it, and PyTorch's backends", flush=True)
         for case, compiled in zip(cases, waiting, strict=True):
             failure = compiled.result()
