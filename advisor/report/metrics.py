@@ -232,5 +232,5 @@ def _kernels(report: Report) -> Metric:
         label,
         _optional(fmt.duration(time_ms)),
         note,
-        "profile with ProfilerActivity.CUDA; the trace has no device activity",
+        "call the profiler's step() after each step: no steady one holds any of the recorded work",
     )

@@ -150,11 +150,15 @@ def _peak_memory_bytes(context: Mapping[str, Any]) -> int | None:
 
 
 def _per_step(analysis: Analysis, kind: int, *, times: bool) -> float | None:
-    """Launches of a kind in a steady step, or their summed time in ms; None without steps."""
-    if not analysis.step_count:
-        return None
+    """Launches of a kind in a steady step, or their summed time in ms.
+
+    None without steps, and where all of that kind lies outside of them: it may be the steps' all the same.
+    """
     rows = analysis.timeline.launches
-    chosen = analysis.counted & (rows.kind == kind)
+    of_kind = rows.kind == kind
+    if not analysis.step_count or (of_kind.any() and (rows.step[of_kind] < 0).all()):
+        return None
+    chosen = analysis.counted & of_kind
     total = float(rows.dur_ns[chosen].sum()) / 1e6 if times else float(chosen.sum())
     return total / analysis.step_count
 

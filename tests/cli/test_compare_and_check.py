@@ -172,10 +172,13 @@ def test_a_figure_that_is_not_known_is_exit_code_3(run: Run, tmp_path: Path) -> 
 
 def test_a_run_on_the_cpu_passes_no_gate_on_kernels(run: Run, shared: Path) -> None:
     trace = str(shared / "traces/public/cpu_only_tiny.json.gz")
-    code, out, _ = run("check", trace, "--max", "kernel_time=1s", "--max", "operator_time=10s")
+    limits = ("--max", "kernel_time=1s", "--max", "operator_time=10s", "--max", "step_time=10s")
+    code, out, _ = run("check", trace, *limits)
     assert code == 3
     assert "unknown: kernel_time is not known" in out
-    assert "ok: operator_time" in out
+    # AND since all its operators run behind its only step, that one's are not known either
+    assert "unknown: operator_time is not known" in out
+    assert "ok: step_time" in out
 
 
 def test_a_failed_gate_outweighs_an_unknown_one(run: Run, tmp_path: Path) -> None:

@@ -241,6 +241,15 @@ def test_on_the_cpu_operators_stand_in_and_no_gpu_figure_is_made_up() -> None:
     assert "ran on the CPU" in summary.verdict
 
 
+@pytest.mark.parametrize(("at_us", "known_ms"), [(5_000, None), (10, 0.6)])
+def test_work_outside_the_steps_leaves_theirs_unknown_and_not_nothing(at_us, known_ms) -> None:
+    # GIVEN one operator, within the first step or far behind the last
+    builder = Builder(device=None).step(0, 0, 1000).step(1, 1000, 1000)
+    builder.op("aten::mm", at_us, 600, dims=[SQUARE, SQUARE])
+
+    assert summary_of(analyse(builder)).operator_time_ms_per_step == known_ms
+
+
 def test_without_work_of_a_device_that_is_there_the_verdict_does_not_say_that_the_cpu_did_it_all() -> None:
     # GIVEN a trace that names a device whose events it does not hold, or not as kernels
     builder = Builder(device="ARTEMIS").step(1, 0, 1000).op("aten::mm", 10, 600, dims=[SQUARE, SQUARE])
