@@ -10,6 +10,7 @@ from advisor.advice.finding import NEGLIGIBLE, TOGETHER, Advice, Advised, Findin
 from advisor.advice.loop import Loop
 from advisor.advice.replay import Outcome, Replay
 from advisor.advice.rule import NotApplicable, Rule, all_rules
+from advisor.advice.wording import duration
 from advisor.roofline.analysis import Analysis
 
 
@@ -66,7 +67,15 @@ def _weigh(one: Rule, finding: Finding, loop: Loop) -> Advice | None:
     # A change that likely costs time is no advice.
     if (at_best < worth or likely < -worth) and not finding.note:
         return None
-    return Advice(one.id, finding, _saving(found, loop.replay))
+    return Advice(one.id, _with_noise(finding, found.noise_ns, likely, worth), _saving(found, loop.replay))
+
+
+def _with_noise(finding: Finding, noise_ns: float, likely_ns: float, worth_ns: float) -> Finding:
+    """The finding, which says so where two runs of the loop may differ by more than it likely saves."""
+    if not worth_ns < likely_ns < noise_ns:
+        return finding
+    told = f"within this loop's noise: two runs of it may differ by {duration(noise_ns)}"
+    return replace(finding, note=f"{told}; {finding.note}" if finding.note else told)
 
 
 def _together(advice: Sequence[Advice], loop: Loop) -> tuple[Saving, list[str]] | None:

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from advisor.advice.loop import Loop
 
 _MAX_NAME, _MAX_PATH = 64, 160
+#: What CUTLASS calls every kernel, with the operation as its argument.
+_CUTLASS = re.compile(r"^cutlass\w*::Kernel\d?<(?=[A-Za-z])")
 _INDEX = re.compile(r"\b\d+\b")
 
 
@@ -47,9 +49,17 @@ def module_line(loop: Loop, rows: Iterable[int]) -> list[str]:
 
 
 def short_kernel(name: str) -> str:
-    """A kernel's name without return type, namespaces and template arguments."""
+    """A kernel's name without return type, namespaces and template arguments; of CUTLASS' its operation's.
+
+    Example:
+        >>> short_kernel("void at::native::reduce_kernel<128, 4>(at::native::ReduceOp)")
+        'reduce_kernel'
+        >>> short_kernel("void cutlass::Kernel2<cutlass_80_simt_sgemm_128x32_8x5_nn_align1>(Params)")
+        'cutlass_80_simt_sgemm_128x32_8x5_nn_align1'
+    """
     bare = re.sub(r"^void\s+", "", name).replace("(anonymous namespace)::", "")
-    head = bare.split("<")[0].split("(")[0].split("::")[-1] or bare
+    bare = _CUTLASS.sub("", bare)
+    head = re.split(r"[<(>,]", bare)[0].split("::")[-1] or bare
     return _short(head)
 
 

@@ -16,6 +16,8 @@ from advisor.advice.finding import NEGLIGIBLE
 from advisor.advice.host_calls import HostSide
 from advisor.advice.patterns.find import Patterns, find_patterns
 from advisor.advice.replay import Replay
+from advisor.advice.replay.change import Change
+from advisor.advice.replay.tape import real_work_ns
 from advisor.advice.rule import NotApplicable
 from advisor.advice.waits import Wait, host_waits
 from advisor.roofline import costs
@@ -241,6 +243,13 @@ class Loop:
         """Whether a change would not shorten the step, since something else sets the pace."""
         saved_ns = self.step_ns - self.replay.step_ns(edits, "optimistic")
         return saved_ns < NEGLIGIBLE * self.step_ns
+
+    def host_ns_of(self, edits: Sequence[Edit]) -> float:
+        """Host time a step that likely goes with a change, without the profiler's part of it."""
+        graph, speed = self.replay.graph, self.replay.speeds.likely
+        change = Change(graph, edits)
+        gone_ns = real_work_ns(graph, speed) @ (1.0 - change.host) - change.extra_host_ns.sum()
+        return float(gone_ns) * self.replay.result_scale / len(graph.windows)
 
     def require(self, holds: object, why: str) -> None:
         """Raise `NotApplicable` unless something holds."""

@@ -22,6 +22,8 @@ _WAITS = (
 )
 #: Ranges in which the framework itself waits, for its own timing or its communication.
 _FRAMEWORK = r"^DistributedDataParallel\.|^nccl:|^advisor::"
+#: Where neither a module nor a phase tells the place.
+_UNMARKED = "code outside the marked phases"
 CONDITION = "a tensor used as a condition"
 #: The first that any operator around the call matches; operators innermost first.
 _CAUSES = (
@@ -201,7 +203,8 @@ def _place(loop: Loop, call: int) -> str:
         row = int(own[-1]) if len(own) else -1
     if row < 0:
         return ""
-    return loop.module_of(row) or f"the {loop.phase_of(row)} phase"
+    phase = loop.phase_of(row)
+    return loop.module_of(row) or (_UNMARKED if phase == "other" else f"the {phase} phase")
 
 
 def worst_cause(waits: Sequence[Wait]) -> str:

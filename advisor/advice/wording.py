@@ -2,23 +2,39 @@
 
 from __future__ import annotations
 
+import math
+
+_TIMES = ((1e9, "s"), (1e6, "ms"), (1e3, "µs"), (1.0, "ns"))
 _SIZES = ("B", "kB", "MB", "GB", "TB")
 
 
 def duration(ns: float) -> str:
-    """A duration in the unit that suits it.
+    """A duration in the unit that suits it, here and in every view of a report.
 
     Example:
-        >>> duration(79_559_000), duration(3_700)
-        ('79.6 ms', '3.7 µs')
+        >>> duration(79_559_000), duration(280_000), duration(3_700), duration(0)
+        ('79.6 ms', '280 µs', '3.70 µs', '0 ms')
     """
-    if abs(ns) >= 1e9:
-        return f"{ns / 1e9:.2f} s"
-    if abs(ns) >= 1e8:
-        return f"{ns / 1e6:.0f} ms"
-    if abs(ns) >= 1e7:
-        return f"{ns / 1e6:.1f} ms"
-    return f"{ns / 1e6:.2f} ms" if abs(ns) >= 1e5 else f"{ns / 1e3:.1f} µs"
+    if not math.isfinite(ns):
+        return "unknown"
+    if not ns:
+        return "0 ms"
+    rounded = abs(float(f"{ns:.3g}"))
+    per, unit = next((one for one in _TIMES if rounded >= one[0]), _TIMES[-1])
+    return f"{three_digits(ns / per)} {unit}"
+
+
+def three_digits(value: float) -> str:
+    """Three significant digits of a finite figure, and no exponent.
+
+    Example:
+        >>> three_digits(1234), three_digits(26.4), three_digits(0.004123), three_digits(0)
+        ('1,230', '26.4', '0.00412', '0')
+    """
+    if not value:
+        return "0"
+    rounded = float(f"{value:.3g}")
+    return f"{rounded:,.{min(max(2 - math.floor(math.log10(abs(rounded))), 0), 9)}f}"
 
 
 def percent(share: float) -> str:
@@ -56,6 +72,8 @@ def rate(bytes_per_s: float) -> str:
 def count(number: float, noun: str, does: str = "", *, what: str = "") -> str:
     """A number of things, of which there may be a fraction a step, and what they do.
 
+    A fraction is told of few alone.
+
     Args:
         number: how many.
         noun: one of them.
@@ -63,12 +81,13 @@ def count(number: float, noun: str, does: str = "", *, what: str = "") -> str:
         what: stands between noun and verb.
 
     Example:
-        >>> count(1, "call"), count(2.5, "call"), count(3, "launch")
-        ('1 call', '2.5 calls', '3 launches')
+        >>> count(1, "call"), count(2.5, "call"), count(71.3, "launch")
+        ('1 call', '2.5 calls', '71 launches')
         >>> count(1, "cast", "take", what="of weights"), count(2, "cast", "take")
         ('1 cast of weights takes', '2 casts take')
     """
-    text = f"{number:,.0f}" if abs(number - round(number)) < 0.05 else f"{number:,.1f}"
+    whole = abs(number) >= 10 or abs(number - round(number)) < 0.05
+    text = f"{number:,.0f}" if whole else f"{number:,.1f}"
     one = text == "1"
     noun = noun if one else noun + ("es" if noun.endswith(("ch", "s", "x")) else "s")
     return " ".join(filter(None, (text, noun, what, does + "s" if one and does else does)))

@@ -13,13 +13,14 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from advisor.advice import wording
+
 #: Stands in a table where there is no figure.
 MISSING = "—"
 #: Stands in prose where there is no figure.
 NOT_MEASURED = "not measured"
 
-_LARGE = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
-_SMALL = ((1.0, ""), (1e-3, "m"), (1e-6, "µ"), (1e-9, "n"))
+_PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 T = TypeVar("T")
 
@@ -33,11 +34,7 @@ def number(value: float | None) -> str:
     """Three significant digits and no exponent: ``1,230``, ``26.4``, ``0.00412``."""
     if value is None or not math.isfinite(value):
         return MISSING
-    if value == 0:
-        return "0"
-    rounded = float(f"{value:.3g}")
-    magnitude = math.floor(math.log10(abs(rounded)))
-    return f"{rounded:,.{min(max(2 - magnitude, 0), 9)}f}"
+    return wording.three_digits(value)
 
 
 def count(value: float | None) -> str:
@@ -51,7 +48,7 @@ def duration(milliseconds: float | None) -> str:
     """A time with its own unit: ``26.4 ms``, ``412 µs``, ``1.20 s``."""
     if milliseconds is None or not math.isfinite(milliseconds):
         return MISSING
-    return _scaled(milliseconds / 1e3, "s", _SMALL) if milliseconds else "0 ms"
+    return wording.duration(milliseconds * 1e6)
 
 
 def milliseconds(value: float | None) -> str:
@@ -61,17 +58,17 @@ def milliseconds(value: float | None) -> str:
 
 def flops(value: float | None) -> str:
     """An amount of arithmetic: ``1.23 TFLOP``."""
-    return _scaled(value, "FLOP", _LARGE)
+    return _scaled(value, "FLOP")
 
 
 def flops_per_s(value: float | None) -> str:
     """A rate of arithmetic: ``989 TFLOP/s``."""
-    return _scaled(value, "FLOP/s", _LARGE)
+    return _scaled(value, "FLOP/s")
 
 
 def number_with_prefix(value: float | None) -> str:
     """An amount whose unit stands elsewhere, in a heading or on an axis: ``832 G``."""
-    return _scaled(value, "", _LARGE).strip()
+    return _scaled(value, "").strip()
 
 
 def decade(exponent: int, unit: str = "") -> str:
@@ -84,12 +81,12 @@ def decade(exponent: int, unit: str = "") -> str:
 
 def nbytes(value: float | None) -> str:
     """An amount of memory in decimal units: ``1.23 GB``."""
-    return _scaled(value, "B", _LARGE)
+    return _scaled(value, "B")
 
 
 def bytes_per_s(value: float | None) -> str:
     """A bandwidth in decimal units: ``4.80 TB/s``."""
-    return _scaled(value, "B/s", _LARGE)
+    return _scaled(value, "B/s")
 
 
 def intensity(value: float | None) -> str:
@@ -180,13 +177,11 @@ def _printable_char(char: str) -> str:
     return "\ufffd" if category in ("Cc", "Cf", "Cs", "Cn") else char
 
 
-def _scaled(value: float | None, unit: str, prefixes: tuple[tuple[float, str], ...]) -> str:
+def _scaled(value: float | None, unit: str) -> str:
     if value is None or not math.isfinite(value):
         return MISSING
     rounded = float(f"{value:.3g}")
-    for size, prefix in prefixes:
+    for size, prefix in _PREFIXES:
         if abs(rounded) >= size:
             return f"{number(value / size)} {prefix}{unit}"
-    if prefixes is _LARGE:
-        return f"{count(value) if abs(value) >= 1 else number(value)} {unit}"
-    return f"{number(value / prefixes[-1][0])} {prefixes[-1][1]}{unit}"
+    return f"{count(value) if abs(value) >= 1 else number(value)} {unit}"

@@ -3,9 +3,26 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
-from advisor.advice.evidence import kernel_lines, module_line
+from advisor.advice.evidence import kernel_lines, module_line, short_kernel
 from tests.advice.rules.steps import Step, loop_of
+
+
+@pytest.mark.parametrize(
+    ("name", "short"),
+    [
+        ("void cutlass::Kernel2<cutlass_80_wmma_tensorop_bf16_s161616gemm_bf16_16x16_128x2_tn_align8>(P)",
+         "cutlass_80_wmma_tensorop_bf16_s161616gemm_bf16_16x16_128x2_tn_a…"),
+        ("void cutlass__5x_cudnn::Kernel<cutlass_tensorop_f16_s16816fprop>(cutlass_tensorop::Params)",
+         "cutlass_tensorop_f16_s16816fprop"),
+        ("void cutlass::Kernel<cutlass::gemm::kernel::GemmUniversal<A, B> >(P)", "GemmUniversal"),
+        ("void (anonymous namespace)::softmax_warp_forward<float, 10>(float*)", "softmax_warp_forward"),
+        ("Kernel2", "Kernel2"),
+    ],
+)  # fmt: skip
+def test_a_cutlass_kernel_is_called_by_its_operation(name, short):
+    assert short_kernel(name) == short
 
 
 def test_names_without_end_are_cut():

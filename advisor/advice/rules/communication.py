@@ -211,8 +211,8 @@ def stragglers(loop: Loop) -> Iterator[Finding]:
     worst = rows[np.argsort(-waiting, kind="stable")][:3]
     rank = loop.timeline.trace.rank
     yield Finding(
-        title=f"{'this rank' if rank is None else f'rank {rank}'} waits {duration(waits_ns)} a step "
-        "in collectives for others",
+        title=f"{'this rank' if rank is None else f'rank {rank}'} waits for others in collectives: "
+        f"{duration(waits_ns)} a step beyond what its computation hides",
         evidence=[
             f"{loop.analysis.messages[row].kind} of {size(loop.analysis.messages[row].payload_bytes or 0)}: "
             f"{duration(loop.rows.dur_ns[row])} where its bytes take "

@@ -321,8 +321,8 @@ def residual_norm(loop: Loop) -> Iterator[Finding]:
 
 _POINTWISE = _Passes((2.0, 1.35, 1.12), (2.2, 1.4, 1.12))
 #: A chain that ends in a norm. Forward torch.compile takes 4.1 to 4.7 times the roof; backward, with its sums
-#: over rows, 4.8 to 5.8 where the chain is a function of its own and 8.2 where many are in one graph. The
-#: bundled kernel takes 1.5 to 1.9 and 1.7 to 2.1.
+#: over rows, 4.8 to 5.8 where the chain is a function of its own and 8.2 where torch.compile took the whole
+#: loop. The bundled kernel takes 1.5 to 1.9 and 1.7 to 2.1.
 _TO_NORM = _Passes((4.7, 4.4, 1.5), (8.2, 6.2, 1.7))
 
 
@@ -332,7 +332,8 @@ _TO_NORM = _Passes((4.7, 4.4, 1.5), (8.2, 6.2, 1.7))
     failure="Chains of pointwise work store and read what they could keep in registers",
     source=f"{_BENCHMARKS}\nAn H200 (torch 2.11), twelve of x + bias, GELU, LayerNorm on 32768 x 2048 in "
     "bf16, a training step:\n10.0 to 10.9 ms eager; 7.8 ms with each of the twelve compiled by itself, "
-    "12.1 ms with all in one\ngraph; 6.9 ms bundled, which the host limits; 2.5 ms if all bytes moved once",
+    "12.1 ms where torch.compile took\nthe whole loop; 6.9 ms bundled, which the host limits; 2.5 ms if all "
+    "bytes moved once",
 )
 def chain(loop: Loop) -> Iterator[Finding]:
     """Each pointwise operator reads and writes its whole tensor; a fused chain does so once.
@@ -343,8 +344,9 @@ def chain(loop: Loop) -> Iterator[Finding]:
 
     `torch.compile` fuses pointwise chains well. Where a chain ends in a norm it gains forward, while
     backward, with its sums over rows, takes as long as eager's or longer. A fifth of the step was saved with
-    each chain compiled by itself and an eighth lost with many in one graph, and the likely time lies between.
-    The best case is the bundled kernel's, which a swap tries and keeps only where it is faster.
+    each chain compiled by itself and an eighth lost where torch.compile took the whole loop, presumably since
+    many chains were in one graph then. The likely time lies between. The best case is the bundled kernel's,
+    which a swap tries and keeps only where it is faster.
 
     Silent for what other patterns explain, for compiled work, for small tensors, and for the end of a loss,
     where a number comes out.
@@ -379,8 +381,8 @@ def chain(loop: Loop) -> Iterator[Finding]:
         risk="what lies between is not rounded to 16 bits any more",
         swap="activation",
         with_host=False,
-        note="a chain that ends in a norm gains by torch.compile as a function of its own: all layers in one "
-        "graph came out slower on an H200; the best case is the bundled kernel's"
+        note="a chain that ends in a norm gains by torch.compile as a function of its own: with the whole "
+        "loop under torch.compile it came out slower on an H200; the best case is the bundled kernel's"
         if share >= _LARGE_SHARE
         else "",
     )

@@ -100,7 +100,7 @@ def launch_bound(loop: Loop) -> Iterator[Finding]:
             f"the device works {duration(busy_ns)} of {where}",
             f"a kernel runs {duration(float(np.median(loop.rows.dur_ns[kernels])))} (median); the host takes "
             f"{duration(rest_ns / max(each, 1))} a launch",
-            f"{count(kernels.sum() / loop.steps, 'kernel')} of {both} would go into graphs",
+            f"{_kinds(loop, kernels)} of {both} would go into graphs",
             *(
                 [f"{count(sum(breaks), 'wait')} a step among them cut the graphs into pieces"]
                 if sum(breaks)
@@ -154,7 +154,8 @@ def zero_grad(loop: Loop) -> Iterator[Finding]:
         for part in (fills, added)
     )
     yield Finding(
-        title=f"zero_grad fills gradients: {filling} a step",
+        title=f"zero_grad fills gradients: {filling} a step"
+        + (f"; adding to them takes {duration(loop.per_step_ns(added))}" if added.any() else ""),
         evidence=[f"filling: {filling} a step", f"adding to what was filled: {adding} a step"],
         edits=[Remove(rows)],
         fix="def optimizer_zero_grad(self, epoch, batch_idx, optimizer):     # or drop it: the default\n"
@@ -215,6 +216,13 @@ def recompile(loop: Loop) -> Iterator[Finding]:
             confidence="heuristic",
             note="what one graph would save is not told: it depends on what breaks it",
         )
+
+
+def _kinds(loop: Loop, rows: np.ndarray) -> str:
+    """How many kernels and memsets a step these launches (bool (launches,)) are."""
+    pairs = ((KERNEL, "kernel"), (MEMSET, "memset"))
+    numbers = [(int((rows & (loop.rows.kind == kind)).sum()) / loop.steps, name) for kind, name in pairs]
+    return " and ".join(count(number, name) for number, name in numbers if number)
 
 
 def _waits_among(loop: Loop, rows: np.ndarray) -> float:

@@ -54,10 +54,12 @@ def sync(loop: Loop) -> Iterator[Finding]:
             *_fetching(own),
             *_checking(loop, own),
         ]
+        host_ns = loop.host_ns_of(edits)
+        fetching = f", and {duration(host_ns)} of its own time to fetch" if host_ns > held else ""
         for_nothing = loop.share(held) >= _LONG_WAIT and loop.hides(edits)
         yield Finding(
             title=f"{count(each, 'sync', 'make', what='a step')} the host wait {duration(held)} "
-            f"for the device, first of all {worst_cause(own)}",
+            f"for the device{fetching}, first of all {worst_cause(own)}",
             evidence=wait_lines(own, loop.steps),
             edits=edits,
             fix=cure(own),

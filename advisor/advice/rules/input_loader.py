@@ -209,19 +209,20 @@ def _loader_fix(loop: Loop, workers: int, *, doubled: bool, hook: bool) -> str:
     loader = loop.setting("loader")
     loader = loader if isinstance(loader, dict) else {}
 
-    def was(key: str) -> str:
-        return f"   # was {loader[key]!r}" if key in loader else ""
+    def line(key: str, new: str) -> str:
+        was = repr(loader.get(key, new))
+        return f"{key}={new}," + (f"   # was {was}" if was != new and key in loader else "")
 
     number = "2 * num_workers" if doubled else str(workers)
     arguments = [
         "dataset,",
         f"batch_size={loader['batch_size']!r}," if loader.get("batch_size") else "...,",
-        f"num_workers={number},{was('num_workers')}",
-        f"pin_memory=True,{was('pin_memory')}",
-        f"persistent_workers=True,{was('persistent_workers')}",
-        f"prefetch_factor=4,{was('prefetch_factor')}",
+        line("num_workers", number),
+        line("pin_memory", "True"),
+        line("persistent_workers", "True"),
+        line("prefetch_factor", "4"),
     ]
-    inner = "\n".join(f"    {line}" for line in arguments)
+    inner = "\n".join(f"    {argument}" for argument in arguments)
     if not hook:
         return f"loader = DataLoader(\n{inner}\n)"
     inner = inner.replace("\n", "\n    ")

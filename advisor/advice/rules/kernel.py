@@ -42,8 +42,9 @@ def inefficient(loop: Loop) -> Iterator[Finding]:
 
     Recognised by the flag `inefficient`; those with most headroom are named. The range begins at nothing
     gained, and the likely saving is a fifth of the headroom, for nobody can tell whether a better kernel is
-    at hand. Silent for kernels that other rules explain: attention, norms, chains, unaligned products, NCHW
-    convolutions with the norms between them, the loss, the optimizer.
+    at hand. Silent where that shortens the step by less than a fiftieth, and for kernels that other rules
+    explain: attention, norms, chains, unaligned products, NCHW convolutions with the norms between them, the
+    loss, the optimizer.
     """
     flagged = loop.flagged("inefficient") & loop.counted & ~np.isin(loop.family, _ELSEWHERE)
     flagged &= ~loop.in_phase("optimizer", "loss")
@@ -56,6 +57,9 @@ def inefficient(loop: Loop) -> Iterator[Finding]:
         return
     now = loop.rows.dur_ns[rows].astype(float)
     headroom = np.maximum(now - loop.analysis.bounds.roof_ns[rows] / _REACHABLE, 0)
+    edits = [Retime(rows, Estimate(*(now - part * headroom for part in _HOPED)))]
+    if loop.share(loop.step_ns - loop.replay.step_ns(edits)) < _MIN_SHARE:
+        return
     worst: dict[int, float] = defaultdict(float)
     for row, gain in zip(rows.tolist(), headroom.tolist(), strict=True):
         worst[int(loop.rows.name[row])] += gain / loop.steps
@@ -69,7 +73,7 @@ def inefficient(loop: Loop) -> Iterator[Finding]:
             *kernel_lines(loop, rows.tolist(), 6),
             *module_line(loop, rows.tolist()),
         ],
-        edits=[Retime(rows, Estimate(*(now - part * headroom for part in _HOPED)))],
+        edits=edits,
         fix=(_COMPILED_FIX if loop.kernels_named(r"^triton_").any() else _EAGER_FIX) + _LIBRARIES_FIX,
         confidence="heuristic",
     )

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from advisor.advice.edits import Remove
+from advisor.advice.edits import Edit, Remove
 from advisor.advice.finding import Finding
 from advisor.advice.loop import Loop
 from advisor.advice.recompute import host_of_checkpoints, recomputed_ops
@@ -61,10 +61,11 @@ def room(loop: Loop) -> Iterator[Finding]:
             f"peak allocated: {percent(peak / total)} of the device's memory",
             f"the device idles {percent(idle)} of the step; kernels too small to fill it take "
             f"{percent(small_share)} of its time",
-            f"batch_size={batch if known else 'unknown'}: {times} times as much should fit",
+            f"{f'batch_size={batch}' if known else 'batch size not recorded'}: {times} times as much "
+            "should fit",
         ],
         edits=[],
-        fix=f"DataLoader(..., batch_size={more})     # was {batch if known else 'not recorded'}\n"
+        fix=f"DataLoader(..., batch_size={more})" + (f"     # was {batch}" if known else "") + "\n"
         "# or: from lightning.pytorch.tuner import Tuner; Tuner(trainer).scale_batch_size(model)",
         fix_torch=f"DataLoader(..., batch_size={more})",
         risk="a larger batch changes training: learning rate and schedule have to follow",
@@ -97,6 +98,7 @@ def checkpointing(loop: Loop) -> Iterator[Finding]:
     if not len(rows) or again_ns > _MOST_OF_BACKWARD * backward_ns:
         return
     host = host_of_checkpoints(loop, again)
+    edits: list[Edit] = [Remove(rows), host] if host else [Remove(rows)]
     peak, total = loop.peak_memory_bytes, loop.memory_bytes
     if peak and total and peak > _FULL * total:
         return
@@ -104,14 +106,15 @@ def checkpointing(loop: Loop) -> Iterator[Finding]:
         f"peak memory is {size(peak)} of {size(total)}" if peak and total else "peak memory was not recorded"
     )
     yield Finding(
-        title=f"checkpointing computes {duration(again_ns)} of forward twice in each step; {used}",
+        title=f"checkpointing computes {duration(again_ns)} of forward twice in each step, which the host "
+        f"takes {duration(loop.host_ns_of(edits))} to launch; {used}",
         evidence=[
             f"{count(len(rows) / loop.steps, 'kernel')} of {duration(again_ns)} a step, "
             f"{percent(again_ns / max(backward_ns, 1.0))} of backward's time",
             used,
             *_modules(loop, rows),
         ],
-        edits=[Remove(rows), host] if host else [Remove(rows)],
+        edits=edits,
         fix="# without torch.utils.checkpoint around the block, gradient_checkpointing_enable() or\n"
         "# activation_checkpointing_policy=...; or around every second block only",
         risk="activations stay in memory until their backward: try the largest batch first",

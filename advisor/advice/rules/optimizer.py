@@ -82,6 +82,8 @@ def fused(loop: Loop) -> Iterator[Finding]:
     edits: list[Edit] = [Fuse(groups, new)]
     if len(stretches):
         edits.append(stretches.removed)
+    host_ns = loop.host_ns_of(edits)
+    sooner = f", and the host {duration(host_ns)} less" if host_ns > now_ns else ""
     form = "foreach" if foreach else "for-loop"
     given = loop.setting("optimizers", 0) or {}
     was = ", ".join(f"{key}={given[key]!r}" for key in ("fused", "foreach") if key in given) or form
@@ -89,7 +91,7 @@ def fused(loop: Loop) -> Iterator[Finding]:
     older = "\n# an older PyTorch has it for the CPU alone: foreach=True there" if name == "Adagrad" else ""
     yield Finding(
         title=f"{name} optimizer steps by {count(each, f'{form} kernel')}, {duration(now_ns)} a step: "
-        f"the fused form would take {duration(float(new.likely))}",
+        f"the fused form would take {duration(float(new.likely))}{sooner}",
         evidence=[
             f"{count(each, 'kernel')} a step, {duration(now_ns)} on the device, "
             f"{percent(loop.share(now_ns))} of the step",

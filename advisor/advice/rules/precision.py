@@ -216,15 +216,23 @@ def weight_casts(loop: Loop) -> Iterator[Finding]:
     update = np.flatnonzero(loop.in_phase("optimizer") & loop.counted & (loop.rows.dur_ns > _SMALL_NS))
     halved = _fp32_work(loop, {*rows, *others})
     edits: list[Edit] = [Remove(np.array(rows + others))]
+    host_ns, gone_ns = loop.host_ns_of(edits), loop.per_step_ns(np.array(rows + others))
+    launching = f", the host {duration(host_ns)} to launch them" if host_ns > gone_ns else ""
     edits += [_on_half_the_bytes(loop, at) for at in (update, halved) if len(at)]
+    twice_ns = loop.per_step_ns(update) + loop.per_step_ns(halved)
+    besides = f", and {duration(twice_ns)} of other kernels move twice the bytes" if twice_ns else ""
     yield Finding(
-        title=f"{count(len(rows) / loop.steps, 'cast', 'take', what='of weights and their gradients')} "
-        f"{duration(taken)}, {percent(loop.share(taken))} of the step",
+        title=f"weights kept in fp32 under autocast: casts take {duration(gone_ns)}{launching}{besides}",
         evidence=[
+            f"{count(len(rows) / loop.steps, 'cast', 'take', what='of weights and their gradients')} "
+            f"{duration(taken)}, {percent(loop.share(taken))} of the step",
             f"weights of {list(worst)} are cast {times[worst] / loop.steps:.0f} times a step",
             *kernel_lines(loop, rows),
-            f"in 16 bits, {duration(loop.per_step_ns(update))} of the update and "
-            f"{duration(loop.per_step_ns(halved))} of norms and sums in fp32 would move half the bytes",
+            *(
+                f"in 16 bits, {duration(loop.per_step_ns(at))} of {what} would move half the bytes"
+                for at, what in ((update, "the update"), (halved, "norms and sums in fp32"))
+                if len(at)
+            ),
             *module_line(loop, rows),
         ],
         edits=edits,

@@ -21,6 +21,8 @@ from advisor.roofline.costs.tiles import tile, whole
 
 #: A product this much slower than an aligned one would be is worth a word.
 _CRAWLS = 1.25
+#: Sizes whose products take less of the step are told of together.
+_MINOR = 0.03
 #: Padded sizes are multiples of this: whole tiles of every library's kernels, and of 128 bytes in 16 bits.
 _MULTIPLE = 64
 
@@ -52,7 +54,8 @@ def alignment(loop: Loop) -> Iterator[Finding]:
     aligned one of its size would. The change is to pad that size to the next multiple of 64; labels never
     point at padded entries of a vocabulary.
 
-    Silent for products in fp32 on plain units, for small ones, and where the library copes well.
+    Sizes whose products take less than 3 % of the step come together as one finding. Silent for products in
+    fp32 on plain units, for small ones, and where the library copes well.
     """
     matrices = loop.calls.matrices
     loop.require(matrices, "no matrix products with recorded shapes")
@@ -71,28 +74,78 @@ def alignment(loop: Loop) -> Iterator[Finding]:
         entry.rows.append(matrix.row)
         entry.times.append(at_most(time, now))
         entry.matrices.append(matrix)
-    for length, entry in sorted(slow.items(), key=lambda item: -loop.per_step_ns(np.array(item[1].rows))):
+    sizes = sorted(slow.items(), key=lambda item: -loop.per_step_ns(np.array(item[1].rows)))
+    minor = [item for item in sizes if loop.share(loop.per_step_ns(np.array(item[1].rows))) < _MINOR]
+    if len(minor) < 2:
+        minor = []
+    for length, entry in sizes[: len(sizes) - len(minor)]:
         yield _unaligned(loop, length, entry)
+    if minor:
+        yield _several_unaligned(loop, minor)
 
 
-def _unaligned(loop: Loop, length: int, entry: _Slow) -> Finding:
-    rows = np.array(entry.rows)
-    taken = loop.per_step_ns(rows)
-    owners = [tensor.shape for tensor in loop.trained if length in tensor.shape]
-    example = max(entry.matrices, key=lambda matrix: matrix.flops)
-    product, of = example.product, int(16 / example.itemsize)
-    reached = example.flops / max(float(loop.rows.dur_ns[example.row]), 1.0) / 1e3
+def _owners(loop: Loop, length: int) -> list[tuple[int, ...]]:
+    """Shapes of the trained parameters with a side of this length."""
+    return [tensor.shape for tensor in loop.trained if length in tensor.shape]
+
+
+def _padded(loop: Loop, length: int) -> tuple[str, int]:
+    """What an unaligned length is of, and what to pad it to."""
     embedding = any(
         unit.name == "embedding" and unit.tensors and unit.tensors[0].shape[:1] == (length,)
         for unit in loop.calls.units
     )
-    of_weights = (embedding or bool(owners)) and length >= 4 * _MULTIPLE
-    padded = whole(length, _MULTIPLE if of_weights else 8)
-    what = "vocabulary" if embedding else "a layer's size" if owners else "the sequence or batch"
+    owned = bool(_owners(loop, length))
+    of_weights = (embedding or owned) and length >= 4 * _MULTIPLE
+    what = "vocabulary" if embedding else "a layer's size" if owned else "the sequence or batch"
+    return what, whole(length, _MULTIPLE if of_weights else 8)
+
+
+_RISK = (
+    "a checkpoint of the old size has to be padded when it is loaded; the added logits are never "
+    "labels, and should be masked when sampling"
+)
+
+
+def _taken(loop: Loop, rows: np.ndarray) -> str:
+    """How many products these are, and what they take."""
+    taken = loop.per_step_ns(rows)
+    products = count(len(rows) / loop.steps, "matrix product", "take")
+    return f"{products} {duration(taken)}, {percent(loop.share(taken))} of the step"
+
+
+def _several_unaligned(loop: Loop, sizes: list[tuple[int, _Slow]]) -> Finding:
+    """One finding on several lengths, none of which takes much by itself."""
+    padded = {length: _padded(loop, length) for length, _ in sizes}
+    listed = [str(length) for length, _ in sizes]
+    named = f"{', '.join(listed[:3])} and {len(listed) - 3} more" if len(listed) > 4 else (
+        f"{', '.join(listed[:-1])} and {listed[-1]}"
+    )  # fmt: skip
+    rows = np.concatenate([entry.rows for _, entry in sizes])
     return Finding(
-        title=f"{length} ({what}) is no multiple of {of}: "
-        f"{count(len(rows) / loop.steps, 'matrix product', 'take')} {duration(taken)}, "
-        f"{percent(loop.share(taken))} of the step; pad to {padded}",
+        title=f"rows of {named} elements begin unaligned: {_taken(loop, rows)}; pad each size",
+        evidence=[
+            *(
+                f"{length} ({padded[length][0]}): {_taken(loop, np.array(entry.rows))}"
+                for length, entry in sizes[:6]
+            ),
+            *kernel_lines(loop, rows.tolist()),
+            *module_line(loop, rows.tolist()),
+        ],
+        edits=[Retime(np.array(entry.rows), Estimate.stacked(entry.times)) for _, entry in sizes],
+        fix="\n".join(f"# {length} -> {to} ({what})" for length, (what, to) in padded.items()),
+        risk=_RISK if any(_owners(loop, length) for length in padded) else "",
+    )
+
+
+def _unaligned(loop: Loop, length: int, entry: _Slow) -> Finding:
+    rows, owners = np.array(entry.rows), _owners(loop, length)
+    example = max(entry.matrices, key=lambda matrix: matrix.flops)
+    product, of = example.product, int(16 / example.itemsize)
+    reached = example.flops / max(float(loop.rows.dur_ns[example.row]), 1.0) / 1e3
+    what, padded = _padded(loop, length)
+    return Finding(
+        title=f"{length} ({what}) is no multiple of {of}: {_taken(loop, rows)}; pad to {padded}",
         evidence=[
             f"{product.m} x {product.k} by {product.k} x {product.n} in {product.a.dtype} reaches "
             f"{reached:.0f} TFLOP/s: rows of {length} elements begin unaligned",
@@ -102,9 +155,8 @@ def _unaligned(loop: Loop, length: int, entry: _Slow) -> Finding:
         ],
         edits=[Retime(rows, Estimate.stacked(entry.times))],
         fix=_padding_fix(what, length, padded),
-        risk="a checkpoint of the old size has to be padded when it is loaded; the added logits are never "
-        "labels, and should be masked when sampling" if owners else "",
-    )  # fmt: skip
+        risk=_RISK if owners else "",
+    )
 
 
 def _padding_fix(what: str, length: int, padded: int) -> str:

@@ -28,10 +28,24 @@ def test_kernels_shorter_than_their_launches_make_the_loop_launch_bound():
 
     assert found.title.startswith("launch-bound: the device idles 90% of the step")
     assert "reduce-overhead" in found.fix
+    assert "100 kernels of the forward would go" in found.evidence[2]
     assert found.confidence == "modelled"
     # THEN one replay of 400 µs of host time and 300 µs of kernels is what is left
     assert 2_000 < saving(found, loop).likely_ns < 2_900
     assert saving(found, loop).low_ns < saving(found, loop).likely_ns < saving(found, loop).high_ns
+
+
+def test_what_a_graph_would_take_is_counted_by_kind():
+    # GIVEN memsets among the kernels that the title counts
+    def script(step: Step) -> None:
+        launching(100, 30, 3)(step)
+        for i in range(8):
+            step.run("aten::zero_", 3_005 + i * 30, on_device=0, dur=2, kernel="Memset", cat="gpu_memset")
+
+    (found,) = audit("host.launch_bound", loop_of(script, step_us=3_250))
+
+    assert "launches 100 kernels" in found.title
+    assert any("100 kernels and 8 memsets" in line for line in found.evidence)
 
 
 def test_kernels_longer_than_their_launches_do_not():
@@ -143,6 +157,7 @@ def test_filling_gradients_with_zeros_is_told_with_the_additions_that_follow():
     (found,) = audit("host.zero_grad", loop)
 
     assert "4 kernels, 80.0 µs" in found.title
+    assert found.title.endswith("adding to them takes 30.0 µs")
     assert "1 kernel, 30.0 µs" in found.evidence[1]
     assert "set_to_none=True" in found.fix_torch
     assert saving(found, loop).likely_ns == pytest.approx(110, abs=25)
@@ -178,7 +193,7 @@ def test_compilation_in_steady_steps_is_told_with_what_it_takes():
     loop = loop_of(script)
     (found,) = audit("host.recompile", loop)
 
-    assert "0.50 ms a step" in found.title
+    assert "500 µs a step" in found.title
     assert any("0/3" in line for line in found.evidence)
     assert "dynamic=True" in found.fix
 

@@ -16,7 +16,7 @@ def test_a_garbage_collection_inside_the_step_is_told():
     loop = loop_of(script, step_us=900)
     (found,) = audit("host.gc", loop)
 
-    assert "0.40 ms a step" in found.title
+    assert "400 µs a step" in found.title
     assert "gc.freeze()" in found.fix
     assert saving(found, loop).likely_ns == pytest.approx(400, abs=60)
 
@@ -40,7 +40,7 @@ def test_a_callback_that_takes_a_third_of_the_step_is_named():
     loop = loop_of(script, step_us=440)
     found = audit("host.hooks", loop)[0]
 
-    assert "[Callback]Drawing.on_train_batch_end: 0.30 ms a step" in found.evidence[0]
+    assert "[Callback]Drawing.on_train_batch_end: 300 µs a step" in found.evidence[0]
     assert saving(found, loop).likely_ns > 100
 
 

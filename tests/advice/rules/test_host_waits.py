@@ -186,7 +186,7 @@ def test_allocations_from_the_driver_in_steady_steps_are_told():
     loop = loop_of(script)
     (found,) = audit("host.allocator", loop)
 
-    assert "0.30 ms" in found.title
+    assert "300 µs" in found.title
     assert any("aten::empty" in line for line in found.evidence)
     assert "expandable_segments" in found.fix
 
@@ -249,3 +249,15 @@ def test_an_operators_name_stays_in_the_comment_of_a_fix():
 
     assert "# mine::read import os: every n-th step only" in found.fix
     assert "\nimport os" not in found.fix + found.fix_torch
+
+
+def test_a_wait_between_the_marked_phases_is_placed_outside_them():
+    def script(step: Step) -> None:
+        at = training(step)
+        step.range("Optimizer.step#AdamW.step", at, 100)
+        step.run("aten::_fused_adamw_", at + 5, on_device=0, dur=50)
+        reading(step, at + 120)
+
+    (found,) = audit("host.sync", loop_of(script))
+
+    assert "in code outside the marked phases" in found.evidence[0]

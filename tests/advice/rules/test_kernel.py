@@ -24,6 +24,11 @@ def test_reduction_near_its_roof_is_passed():
     assert ask("kernel.inefficient", PRODUCT, column_sum(40)).passed == ["kernel.inefficient"]
 
 
+def test_headroom_that_hardly_shortens_the_step_is_passed():
+    # GIVEN the same slow reduction in a step ten times as long: a fifth of its headroom is 0.7 % of that
+    assert ask("kernel.inefficient", *[PRODUCT] * 10, column_sum(300)).passed == ["kernel.inefficient"]
+
+
 def test_unaligned_product_is_left_to_the_rule_that_explains_it():
     crawling = op(
         "aten::mm", ([8192, 768], [768, 50257]), kernels=[("cutlass_75_tensorop_bf16_align1", 6000)]

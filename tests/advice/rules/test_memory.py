@@ -27,6 +27,13 @@ def test_an_idle_device_with_room_is_told_of_a_larger_batch():
     assert found.edits == []
 
 
+def test_a_batch_size_that_was_not_recorded_is_said_to_be_so():
+    (found,) = audit("memory.room", loop_of(training, **memory(10 * GB)))
+
+    assert "batch size not recorded: 4 times as much should fit" in found.evidence
+    assert found.fix.startswith("DataLoader(..., batch_size=4 * batch_size)\n")
+
+
 def test_an_idle_device_without_room_is_not():
     assert audit("memory.room", loop_of(training, **memory(60 * GB))) == []
 
@@ -65,7 +72,10 @@ def test_forward_work_inside_backward_is_checkpointing():
 
     (found,) = audit("memory.checkpointing", loop)
 
-    assert "0.10 ms of forward twice" in found.title
+    assert "100 µs of forward twice" in found.title
+    # AND the host's part of it, two operators and what lies before them
+    assert "which the host takes" in found.title
+    assert loop.host_ns_of(found.edits) / 1e3 == pytest.approx(40, abs=20)
     assert "2 kernels" in found.evidence[0]
     assert found.confidence == "modelled"
     assert saving(found, loop).likely_ns == pytest.approx(102, abs=15)

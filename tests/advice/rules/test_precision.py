@@ -92,6 +92,10 @@ def test_weights_in_16_bits_shorten_the_update_and_the_work_in_fp32_too():
         )
 
     plain = said()
+    (advice,) = ask(
+        "precision.weight_casts", linear_with_cast(40, A), parameters=WEIGHT, optimizer=[adam(100)]
+    ).advice
+    assert "casts take 40.0 µs, and 100 µs of other kernels move twice the bytes" in advice.finding.title
 
     # GIVEN an update of 100 µs THEN it moves half the bytes, at a little less bandwidth
     assert said(optimizer=[adam(100)]) - plain == pytest.approx(0.03, abs=0.005)
@@ -114,7 +118,8 @@ def test_with_the_casts_of_weights_go_those_of_activations():
     ])  # fmt: skip
     said = ask("precision.weight_casts", both, parameters=WEIGHT)
     assert likely_ms(said) == pytest.approx(0.08, rel=0.2)
-    assert said.advice[0].finding.title.startswith("1 cast of weights")
+    assert "casts take 80.0 µs" in said.advice[0].finding.title
+    assert said.advice[0].finding.evidence[0].startswith("1 cast of weights")
 
 
 def test_casts_of_activations_are_no_casts_of_weights():

@@ -50,6 +50,36 @@ def test_odd_sequence_is_told_from_a_layer():
     assert "1032" in advice.finding.title
 
 
+def test_sizes_that_take_little_each_are_told_in_one_finding():
+    # GIVEN three steady steps of a product of 10 ms and two odd lengths with a hundredth and two of the step
+    main = op("aten::mm", ([8192, 4096], [4096, 4096]), kernels=[(GOOD, 10_000)])
+    small = [
+        op("aten::bmm", ([64, n, 64], [64, 64, n]), kernels=[(CRAWLING, us)])
+        for n, us in ((1025, 200), (513, 100))
+    ]
+
+    (advice,) = ask("shape.alignment", main, *small).advice
+
+    assert advice.finding.title.startswith("rows of 1025 and 513 elements begin unaligned: 2 matrix products")
+    assert advice.finding.fix.splitlines() == [
+        "# 1025 -> 1032 (the sequence or batch)",
+        "# 513 -> 520 (the sequence or batch)",
+    ]
+    assert [len(edit.rows) for edit in advice.finding.edits] == [3, 3]
+
+
+def test_a_size_that_takes_much_is_told_by_itself_beside_those_that_take_little():
+    main = op("aten::mm", ([8192, 4096], [4096, 4096]), kernels=[(GOOD, 10_000)])
+    odd = [
+        op("aten::bmm", ([64, n, 64], [64, 64, n]), kernels=[(CRAWLING, us)])
+        for n, us in ((1025, 200), (513, 100), (1537, 2_000))
+    ]
+
+    titles = [advice.finding.title for advice in ask("shape.alignment", main, *odd).advice]
+
+    assert [title.split()[0] for title in titles] == ["1537", "rows"]
+
+
 def tiled(m: int, us: float = 400):
     kernel = "nvjet_sm90_tst_128x256_64x4_1x2_h_bz_coopA_NNT"
     return op("aten::mm", ([m, 4096], [4096, 4096]), kernels=[(kernel, us)])
