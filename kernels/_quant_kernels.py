@@ -78,7 +78,7 @@ def _of_group(at, group, n_out, exists):
 @triton.jit
 def _split_kernel(
     x_ptr, packed_ptr, scale_ptr, zero_ptr, bias_ptr, y_ptr, n_rows, n_out, n_blocks, x_stride,
-    BITS: tl.constexpr, GROUPS: tl.constexpr, FULL: tl.constexpr, X_ROWS: tl.constexpr, ROWS: tl.constexpr,
+    BITS: tl.constexpr, GROUPS: tl.constexpr, X_ROWS: tl.constexpr, ROWS: tl.constexpr,
     WARPS: tl.constexpr, BLOCKS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     # The first dimension of tiles is the warp: warps take turns in the blocks of the same rows of W, and what
@@ -104,14 +104,14 @@ def _split_kernel(
     for start in tl.range(0, n_blocks, WARPS * BLOCKS, num_stages=STAGES):
         for b in tl.static_range(BLOCKS):
             block = start + b * WARPS
-            w = tl.load(w_at + block * SPAN, mask=FULL or block + own < n_blocks, other=0)
+            w = tl.load(w_at + block * SPAN, mask=block + own < n_blocks, other=0)
             if BITS == 4 and GROUPS == 1:
                 # Waited for a block later: few rows' scales are too narrow for asynchronous copies.
                 s = s_ahead
                 after = block + WARPS
                 s_ahead = _of_group(scale_ptr + group_at, after, n_out, w_exists & (after + warp < n_blocks))
             for i in tl.static_range(ELEMENTS):
-                x_exists = (x_row < n_rows)[None, None, :] & (FULL or block + own < n_blocks)
+                x_exists = (x_row < n_rows)[None, None, :] & (block + own < n_blocks)
                 x = tl.load(x_at + (block * 128 + i * SPAN), mask=x_exists, other=0.0)
                 q = centred_element(w, i, BITS, x.dtype)
                 if BITS == 8:
@@ -121,7 +121,7 @@ def _split_kernel(
                         part = tl.zeros([WARPS, ROWS, X_ROWS], tl.float32)
                         x_sum = tl.zeros([WARPS, ROWS, X_ROWS], tl.float32)
                         group = block * GROUPS + i // A_GROUP
-                        exists = w_exists & (FULL or block + warp < n_blocks)
+                        exists = w_exists & (block + warp < n_blocks)
                         if GROUPS > 1:
                             s = _of_group(scale_ptr + group_at, group, n_out, exists)
                         if zero_ptr is not None:
@@ -139,7 +139,7 @@ def _split_kernel(
 @triton.jit
 def _tile_kernel(
     x_ptr, packed_ptr, scale_ptr, zero_ptr, bias_ptr, y_ptr, n_rows, n_out, n_blocks, x_stride,
-    BITS: tl.constexpr, GROUPS: tl.constexpr, FULL: tl.constexpr, X_ROWS: tl.constexpr, ROWS: tl.constexpr,
+    BITS: tl.constexpr, GROUPS: tl.constexpr, X_ROWS: tl.constexpr, ROWS: tl.constexpr,
     BLOCKS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     # As above, but the warps of a program share out its rows of W: x, which weighs more than W here, is then
@@ -161,7 +161,7 @@ def _tile_kernel(
     for start in tl.range(0, n_blocks, BLOCKS, num_stages=STAGES):
         for b in tl.static_range(BLOCKS):
             block = start + b
-            exists = FULL or block < n_blocks
+            exists = block < n_blocks
             w = tl.load(w_at + block * SPAN, mask=exists, other=0)
             if BITS == 4 and GROUPS == 1:
                 s = s_ahead

@@ -125,9 +125,7 @@ def launch_split(
     params["ROWS"] = _rows(params["ROWS"], x_blocks, n_out, 16, x.device)
     _split_kernel[(x_blocks * cdiv(n_out, params["ROWS"]),)](
         x, packed, scale, zero, bias, y, n_rows, n_out, n_blocks, x.stride(0),
-        BITS=bits, GROUPS=_groups(scale, bits, n_blocks),
-        FULL=n_blocks % (params["WARPS"] * params["BLOCKS"]) == 0, X_ROWS=x_rows,
-        num_warps=params["WARPS"], **params,
+        BITS=bits, GROUPS=_groups(scale, bits, n_blocks), X_ROWS=x_rows, num_warps=params["WARPS"], **params,
     )  # fmt: skip
 
 
@@ -143,8 +141,7 @@ def launch_tile(
     params["num_warps"], params["ROWS"] = params["num_warps"] * rows // params["ROWS"], rows
     _tile_kernel[(x_blocks * cdiv(n_out, params["ROWS"]),)](
         x, packed, scale, zero, bias, y, n_rows, n_out, n_blocks, x.stride(0),
-        BITS=bits, GROUPS=_groups(scale, bits, n_blocks),
-        FULL=n_blocks % params["BLOCKS"] == 0, **params,
+        BITS=bits, GROUPS=_groups(scale, bits, n_blocks), **params,
     )  # fmt: skip
 
 
