@@ -14,8 +14,9 @@ FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 #: Stands for the multiprocessors of a GPU under the interpreter, where every program costs milliseconds.
 _INTERPRETED_SM_COUNT = 2
-#: And for the shared memory of a program: Hopper's.
+#: And for the shared memory of a program and the L2 cache: Hopper's.
 _INTERPRETED_SHARED_BYTES = 227 << 10
+_INTERPRETED_L2_BYTES = 50 << 20
 
 
 class UnsupportedError(ValueError):
@@ -79,6 +80,11 @@ def shared_bytes(device: torch.device) -> int:
     return _INTERPRETED_SHARED_BYTES if device.type != "cuda" else _shared_bytes(device.index)
 
 
+def l2_bytes(device: torch.device) -> int:
+    """Of the device's last cache."""
+    return _INTERPRETED_L2_BYTES if device.type != "cuda" else _l2_bytes(device.index)
+
+
 @cache
 def _architecture(index: int) -> str:
     properties = torch.cuda.get_device_properties(index)
@@ -93,6 +99,11 @@ def _shared_bytes(index: int) -> int:
     # ROCm has no larger one to ask for.
     known = getattr(properties, "shared_memory_per_block_optin", 0)
     return int(known or getattr(properties, "shared_memory_per_block", 48 << 10))
+
+
+@cache
+def _l2_bytes(index: int) -> int:
+    return int(torch.cuda.get_device_properties(index).L2_cache_size)
 
 
 @cache

@@ -13,11 +13,13 @@ from ._random import keep_8, keep_scale, keep_threshold
 from ._rows import (
     as_rows,
     fitting_stages,
+    gradient_means,
     input_gradient,
     load_tile,
     load_vector,
     moments,
     store_tile,
+    streams,
     sum_partials,
     tile_mask,
 )
@@ -26,9 +28,6 @@ from ._triton import tl, triton
 #: Columns beyond which rows are walked in blocks.
 MAX_BLOCK = 32768
 MAX_BACKWARD_BLOCK = 16384
-#: Columns times vectors (dw, db) that are summed in registers; beyond, registers spill at 64 a thread.
-MAX_SUMMED = 16384
-
 _FORWARD: list[Row] = [
     (128, {"ROWS": 16, "num_warps": 4}),
     (256, {"ROWS": 8, "num_warps": 4}),
@@ -38,13 +37,13 @@ _FORWARD: list[Row] = [
     (8192, {"ROWS": 1, "num_warps": 8}),
 ]
 _BACKWARD: list[Row] = [
-    (128, {"ROWS": 8, "num_warps": 4, "STAGES": 2, "programs_per_sm": 4}),
-    (256, {"ROWS": 4, "num_warps": 4, "STAGES": 2, "programs_per_sm": 4}),
-    (512, {"ROWS": 2, "num_warps": 4, "STAGES": 2, "programs_per_sm": 4}),
-    (1024, {"ROWS": 1, "num_warps": 4, "STAGES": 3, "programs_per_sm": 6}),
-    (2048, {"ROWS": 1, "num_warps": 4, "STAGES": 3, "programs_per_sm": 3}),
-    (4096, {"ROWS": 1, "num_warps": 8, "STAGES": 3, "programs_per_sm": 2}),
-    (8192, {"ROWS": 1, "num_warps": 16, "STAGES": 3, "programs_per_sm": 1}),
+    (128, {"ROWS": 8, "num_warps": 4, "STAGES": 2, "programs_per_sm": 4, "SUMMED": 2}),
+    (256, {"ROWS": 4, "num_warps": 4, "STAGES": 2, "programs_per_sm": 4, "SUMMED": 2}),
+    (512, {"ROWS": 2, "num_warps": 4, "STAGES": 2, "programs_per_sm": 4, "SUMMED": 2}),
+    (1024, {"ROWS": 1, "num_warps": 4, "STAGES": 3, "programs_per_sm": 6, "SUMMED": 2}),
+    (2048, {"ROWS": 1, "num_warps": 4, "STAGES": 3, "programs_per_sm": 3, "SUMMED": 2}),
+    (4096, {"ROWS": 1, "num_warps": 8, "STAGES": 3, "programs_per_sm": 2, "SUMMED": 2}),
+    (8192, {"ROWS": 1, "num_warps": 16, "STAGES": 3, "programs_per_sm": 1, "SUMMED": 2}),
 ]
 
 #: Size: columns, rounded up to a power of two.
@@ -65,14 +64,22 @@ FORWARD = LaunchTable(
         "interpreter": [(256, {"ROWS": 4, "num_warps": 1}), (None, {"ROWS": 1, "num_warps": 1})],
     },
 )
+#: SUMMED: vectors (dw, db) that a program sums in registers beside its rows; more take a pass of their own.
 BACKWARD = LaunchTable(
     "norm_backward",
     {
-        "default": [*_BACKWARD, (None, {"ROWS": 1, "num_warps": 32, "STAGES": 2, "programs_per_sm": 1})],
-        "sm_90": [*_BACKWARD, (None, {"ROWS": 1, "num_warps": 32, "STAGES": 3, "programs_per_sm": 1})],
+        "default": [
+            *_BACKWARD,
+            (None, {"ROWS": 1, "num_warps": 32, "STAGES": 2, "programs_per_sm": 1, "SUMMED": 1}),
+        ],
+        "sm_90": [
+            *_BACKWARD,
+            (None, {"ROWS": 1, "num_warps": 16, "STAGES": 3, "programs_per_sm": 1, "SUMMED": 2}),
+        ],
         "interpreter": [
-            (256, {"ROWS": 2, "num_warps": 1, "STAGES": 1, "programs_per_sm": 1}),
-            (None, {"ROWS": 1, "num_warps": 1, "STAGES": 1, "programs_per_sm": 1}),
+            (256, {"ROWS": 2, "num_warps": 1, "STAGES": 1, "programs_per_sm": 1, "SUMMED": 2}),
+            (8192, {"ROWS": 1, "num_warps": 1, "STAGES": 1, "programs_per_sm": 1, "SUMMED": 2}),
+            (None, {"ROWS": 1, "num_warps": 1, "STAGES": 1, "programs_per_sm": 1, "SUMMED": 1}),
         ],
     },
 )
@@ -94,7 +101,7 @@ def _norm_forward_kernel(
     x_ptr, residual_ptr, seed_ptr, w_ptr, b_ptr, y_ptr, sum_ptr, stats_ptr, x_stride, residual_stride,
     n_rows, n_cols, eps, offset, scale,
     IS_RMS: tl.constexpr, ROUND: tl.constexpr, THRESHOLD: tl.constexpr,
-    FULL: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    FULL: tl.constexpr, STREAM: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     cols = tl.arange(0, BLOCK)
@@ -121,7 +128,14 @@ def _norm_forward_kernel(
         y *= widened(load_vector(w_ptr, cols, n_cols, FULL)) + offset
     if b_ptr is not None:
         y += widened(load_vector(b_ptr, cols, n_cols, FULL))
-    store_tile(y_ptr + row * n_cols + cols[None, :], y, mask, ROWS, FULL)
+    store_tile(y_ptr + row * n_cols + cols[None, :], y, mask, ROWS, FULL, STREAM)
+
+
+@triton.jit
+def _standardised(x, mean, rstd, IS_RMS: tl.constexpr):
+    if not IS_RMS:
+        x -= mean[:, None]
+    return x * rstd[:, None]
 
 
 @triton.jit
@@ -136,29 +150,31 @@ def _norm_backward_kernel(
         w = widened(load_vector(w_ptr, cols, n_cols, FULL)) + offset
     dw = tl.zeros([BLOCK], tl.float32)
     db = tl.zeros([BLOCK], tl.float32)
+    mean = tl.zeros([ROWS], tl.float32)
     for tile in tl.range(tl.program_id(0), tl.cdiv(n_rows, ROWS), tl.num_programs(0), num_stages=STAGES):
         rows = tile * ROWS + tl.arange(0, ROWS)
         row = rows.to(tl.int64)[:, None]
         mask = tile_mask(rows, cols, n_rows, n_cols, FULL)
-        x = widened(load_tile(x_ptr + row * x_stride + cols[None, :], mask, ROWS, FULL))
-        dy = widened(load_tile(dy_ptr + row * dy_stride + cols[None, :], mask, ROWS, FULL))
+        x = load_tile(x_ptr + row * x_stride + cols[None, :], mask, ROWS, FULL)
+        dy = load_tile(dy_ptr + row * dy_stride + cols[None, :], mask, ROWS, FULL)
         if IS_RMS:
             rstd = tl.load(stats_ptr + rows, mask=rows < n_rows, other=0.0)
-            xhat = x * rstd[:, None]
         else:
             mean = tl.load(stats_ptr + rows, mask=rows < n_rows, other=0.0)
             rstd = tl.load(stats_ptr + n_rows + rows, mask=rows < n_rows, other=0.0)
-            xhat = (x - mean[:, None]) * rstd[:, None]
+        xhat = _standardised(widened(x), mean, rstd, IS_RMS)
+        g = widened(dy)
         if PARTS > 0:
             if ROUND:
-                dw += tl.sum(dy * xhat.to(x_ptr.dtype.element_ty).to(tl.float32), axis=0)
+                dw += tl.sum(g * xhat.to(x_ptr.dtype.element_ty).to(tl.float32), axis=0)
             else:
-                dw += tl.sum(dy * xhat, axis=0)
+                dw += tl.sum(g * xhat, axis=0)
         if PARTS > 1:
-            db += tl.sum(dy, axis=0)
+            db += tl.sum(g, axis=0)
         if w_ptr is not None:
-            dy = dy * w
-        dx = input_gradient(dy, xhat, rstd, n_cols, IS_RMS)
+            g *= w
+        along, level = gradient_means(g, xhat, n_cols, IS_RMS)
+        dx = input_gradient(g, xhat, rstd, along, level, IS_RMS)
         if dsum_ptr is not None:
             dx += widened(load_tile(dsum_ptr + row * dsum_stride + cols[None, :], mask, ROWS, FULL))
         store_tile(dx_ptr + row * n_cols + cols[None, :], dx, mask, ROWS, FULL)
@@ -215,12 +231,13 @@ def launch_forward(
         return y, None, stats
     other = None if residual is None else as_rows(residual)
     block = max(next_power_of_2(n_cols), 8)
-    params = FORWARD.pick(block, x.device)
+    params = dict(FORWARD.pick(block, x.device))
+    stream = streams(params.pop("STREAM", 0), y)
     _norm_forward_kernel[(cdiv(n_rows, params["ROWS"]),)](
         rows, other, seed, weight, bias, y, total, stats, rows.stride(0), _row_stride(other),
         n_rows, n_cols, eps, offset, keep_scale(p),
         IS_RMS=is_rms, ROUND=round_first, THRESHOLD=keep_threshold(p),
-        FULL=block == n_cols, BLOCK=block, **params,
+        FULL=block == n_cols, STREAM=stream, BLOCK=block, **params,
     )  # fmt: skip
     return y, total, stats
 
@@ -250,8 +267,8 @@ def launch_backward(
     else:
         carried = None if dsum is None else as_rows(dsum)
         block = max(next_power_of_2(n_cols), 8)
-        fused = parts if block * parts <= MAX_SUMMED else 0
         params = dict(BACKWARD.pick(block, x.device))
+        fused = parts if parts <= params.pop("SUMMED") else 0
         most = params.pop("programs_per_sm") * sm_count(x.device)
         programs = min(most, cdiv(n_rows, params["ROWS"]))
         read = [t.element_size() for t in (rows, drows, carried) if t is not None]

@@ -191,22 +191,23 @@ def cache_write_kernel(
     """Copies one token's keys and values, `HEADS` heads at a time, to its slot, if that is in the cache."""
     token = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + token).to(tl.int64)
-    if (slot >= 0) & (slot < slot_count):
-        block, place = slot // BLOCK_SIZE, slot % BLOCK_SIZE
-        for begin in range(0, heads, HEADS):
-            head = begin + tl.arange(0, HEADS)
-            cols = tl.arange(0, COLS)[None, :]
-            inside = (head < heads)[:, None] & (cols < DIM)
-            of_head = head.to(tl.int64)[:, None]
-            k_row = tl.load(key + token * key_t + of_head * key_h + cols, mask=inside)
-            v_row = tl.load(value + token * value_t + of_head * value_h + cols, mask=inside)
-            if SCALED:
-                k_row = quantized(k_row, tl.load(k_scale + head, mask=head < heads, other=1.0), LIMIT)
-                v_row = quantized(v_row, tl.load(v_scale + head, mask=head < heads, other=1.0), LIMIT)
-            to = k_cache + block * k_b + place * k_n + of_head * k_h + cols
-            tl.store(to, k_row.to(k_cache.dtype.element_ty), mask=inside)
-            to = v_cache + block * v_b + place * v_n + of_head * v_h + cols
-            tl.store(to, v_row.to(v_cache.dtype.element_ty), mask=inside)
+    block, place = slot // BLOCK_SIZE, slot % BLOCK_SIZE
+    here = (slot >= 0) & (slot < slot_count)
+    for begin in range(0, heads, HEADS):
+        head = begin + tl.arange(0, HEADS)
+        cols = tl.arange(0, COLS)[None, :]
+        inside = (head < heads)[:, None] & (cols < DIM)
+        of_head = head.to(tl.int64)[:, None]
+        # Read whether or not the slot is in the cache, so that no load waits for the slot's.
+        k_row = tl.load(key + token * key_t + of_head * key_h + cols, mask=inside)
+        v_row = tl.load(value + token * value_t + of_head * value_h + cols, mask=inside)
+        if SCALED:
+            k_row = quantized(k_row, tl.load(k_scale + head, mask=head < heads, other=1.0), LIMIT)
+            v_row = quantized(v_row, tl.load(v_scale + head, mask=head < heads, other=1.0), LIMIT)
+        to = k_cache + block * k_b + place * k_n + of_head * k_h + cols
+        tl.store(to, k_row.to(k_cache.dtype.element_ty), mask=inside & here)
+        to = v_cache + block * v_b + place * v_n + of_head * v_h + cols
+        tl.store(to, v_row.to(v_cache.dtype.element_ty), mask=inside & here)
 
 
 @triton.jit

@@ -51,8 +51,10 @@ SPLIT_FP32 = LaunchTable(
 _MOST_ROWS, _MOST_ROWS_FP32 = 64, 16
 #: Tiles that a split has at least, if the sequence has them.
 _LEAST_TILES = 2
-#: Splits that the second kernel takes at a time.
-_SPLITS_AT_A_TIME = 16
+#: Splits that the second kernel takes at a time: more than a long sequence has on one of today's devices.
+_SPLITS_AT_A_TIME = 64
+#: What a program costs before its first tile and after its last, in tiles: loads that wait for each other.
+_PROGRAM_TILES = 2
 #: Times that the multiprocessors are filled, beyond which a finer cut is not looked for.
 _MOST_WAVES = 4
 #: What stored numbers of a cache of 8 bits reach.
@@ -60,20 +62,20 @@ LIMITS = {torch.int8: 127, torch.float8_e4m3fn: 448}
 
 
 @lru_cache(maxsize=1024)
-def split_count(programs: int, slots: int, most: int) -> int:
-    """The fewest splits with which the device is busy nearly as much as with the best number of them.
+def split_count(programs: int, slots: int, tiles: int) -> int:
+    """The fewest splits whose time is near the least.
 
-    Programs run in waves of `slots`, and the last wave may fill them in part. Busy is what the programs fill
-    of all waves; within 15 % of the best is near enough (as FlashAttention's own rule has it).
+    Programs run in waves of `slots`. A wave takes the tiles of a split, and `_PROGRAM_TILES` for what a program
+    costs besides. Within 2 % of the least is near enough.
 
     Args:
         programs: of one split.
         slots: programs that the device runs at a time.
-        most: splits that there is work for.
+        tiles: of the longest sequence; a split has `_LEAST_TILES` or more.
     """
-    most = max(1, min(most, cdiv(_MOST_WAVES * slots, programs)))
-    busy = [programs * n / (cdiv(programs * n, slots) * slots) for n in range(1, most + 1)]
-    return next(n for n, share in enumerate(busy, 1) if share >= 0.85 * max(busy))
+    most = max(1, min(tiles // _LEAST_TILES, cdiv(_MOST_WAVES * slots, programs)))
+    costs = [cdiv(programs * n, slots) * (cdiv(tiles, n) + _PROGRAM_TILES) for n in range(1, most + 1)]
+    return next(n for n, cost in enumerate(costs, 1) if cost <= 1.02 * min(costs))
 
 
 def _fake(
@@ -143,8 +145,8 @@ def paged_attention_op(
     capacity = min(block_table.shape[1] * block_size, 2**30)
 
     programs = batch * kv_heads * row_blocks
-    most = cdiv(min(max_context_len, capacity), params["BLOCK_N"] * _LEAST_TILES)
-    splits = split_count(programs, sm_count(q.device) * params.pop("per_sm"), most)
+    tiles = cdiv(min(max_context_len, capacity), params["BLOCK_N"])
+    splits = split_count(programs, sm_count(q.device) * params.pop("per_sm"), tiles)
     parts, stats = out, lse
     if splits > 1:
         parts = q.new_empty((batch, n_queries, heads, splits, dim), dtype=torch.float32)

@@ -7,7 +7,7 @@ columns are the same in each of its rows, so sums over rows stay within threads.
 import torch
 from torch import Tensor
 
-from ._device import shared_bytes
+from ._device import l2_bytes, shared_bytes
 from ._launch import LaunchTable, cdiv
 from ._math import both_sums
 from ._triton import tl, triton
@@ -38,12 +38,13 @@ def load_tile(ptrs, mask, ROWS: tl.constexpr, FULL: tl.constexpr):
 
 
 @triton.jit
-def store_tile(ptrs, x, mask, ROWS: tl.constexpr, FULL: tl.constexpr):
-    """What `load_tile` reads."""
+def store_tile(ptrs, x, mask, ROWS: tl.constexpr, FULL: tl.constexpr, STREAM: tl.constexpr = False):
+    """What `load_tile` reads. STREAM: what is stored leaves the cache before what is read."""
+    POLICY: tl.constexpr = ".cs" if STREAM else ""
     if FULL and ROWS == 1:
-        tl.store(ptrs, x)
+        tl.store(ptrs, x, cache_modifier=POLICY)
     else:
-        tl.store(ptrs, x, mask=mask)
+        tl.store(ptrs, x, mask=mask, cache_modifier=POLICY)
 
 
 @triton.jit
@@ -73,13 +74,22 @@ def moments(z, cols, n_cols, eps, IS_RMS: tl.constexpr, FULL: tl.constexpr):
 
 
 @triton.jit
-def input_gradient(g, xhat, rstd, n_cols, IS_RMS: tl.constexpr):
-    """rstd (g - xhat mean(g xhat) - mean(g)), without the last term for RMS; g is 0 beyond the columns."""
+def gradient_means(g, xhat, n_cols, IS_RMS: tl.constexpr):
+    """mean(g xhat) and mean(g), for RMS 0, of each row; g is 0 beyond the columns."""
     if IS_RMS:
-        dx = g - xhat * (tl.sum(g * xhat, axis=1) / n_cols)[:, None]
+        along = tl.sum(g * xhat, axis=1)
+        level = along * 0.0
     else:
         along, level = both_sums(g * xhat, g)
-        dx = g - xhat * (along / n_cols)[:, None] - (level / n_cols)[:, None]
+    return (along / n_cols)[:, None], (level / n_cols)[:, None]
+
+
+@triton.jit
+def input_gradient(g, xhat, rstd, along, level, IS_RMS: tl.constexpr):
+    """rstd (g - xhat along - level), by `gradient_means`."""
+    dx = g - xhat * along
+    if not IS_RMS:
+        dx -= level
     return dx * rstd[:, None]
 
 
@@ -124,6 +134,11 @@ def sum_partials(partial: Tensor, dtypes: list[torch.dtype]) -> list[Tensor]:
         partial, *pointers, n_partials, n_cols, blocks, PARTS=parts, **params
     )
     return sums
+
+
+def streams(wanted: int, result: Tensor) -> bool:
+    """Whether to pass the cache by: the table says so, and it could not hold the result for a next kernel."""
+    return bool(wanted) and result.numel() * result.element_size() > l2_bytes(result.device)
 
 
 def fitting_stages(stages: int, tile_bytes: int, device: torch.device) -> int:

@@ -30,11 +30,13 @@ from ._ops import operator
 from ._rows import (
     as_rows,
     fitting_stages,
+    gradient_means,
     input_gradient,
     load_tile,
     load_vector,
     moments,
     store_tile,
+    streams,
     sum_partials,
     tile_mask,
 )
@@ -91,7 +93,8 @@ BACKWARD = LaunchTable(
 @triton.jit
 def _bias_act_norm_forward_kernel(
     x_ptr, bias_ptr, w_ptr, c_ptr, y_ptr, stats_ptr, x_stride, n_rows, n_cols, eps,
-    ACT: tl.constexpr, ROUGH: tl.constexpr, FULL: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    ACT: tl.constexpr, ROUGH: tl.constexpr, FULL: tl.constexpr, STREAM: tl.constexpr, ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     cols = tl.arange(0, BLOCK)
@@ -109,7 +112,7 @@ def _bias_act_norm_forward_kernel(
         y *= widened(load_vector(w_ptr, cols, n_cols, FULL))
     if c_ptr is not None:
         y += widened(load_vector(c_ptr, cols, n_cols, FULL))
-    store_tile(y_ptr + row * n_cols + cols[None, :], y, mask, ROWS, FULL)
+    store_tile(y_ptr + row * n_cols + cols[None, :], y, mask, ROWS, FULL, STREAM)
 
 
 @triton.jit
@@ -142,7 +145,9 @@ def _bias_act_norm_backward_kernel(
             dc += tl.sum(dy, axis=0)
         if w_ptr is not None:
             dy = dy * w
-        dx = input_gradient(dy, xhat, rstd, n_cols, False) * activation_gradient(u, ACT, EXACT, ROUGH)
+        along, level = gradient_means(dy, xhat, n_cols, False)
+        dx = input_gradient(dy, xhat, rstd, along, level, False)
+        dx *= activation_gradient(u, ACT, EXACT, ROUGH)
         if PARTS == 1 or PARTS == 3:
             # Masked rows have rstd 0; masked columns are not stored.
             dbias += tl.sum(dx, axis=0)
@@ -244,10 +249,11 @@ def _bias_act_norm(
     rows = as_rows(x)
     n_rows, n_cols = rows.shape
     block = max(next_power_of_2(n_cols), 8)
-    params = FORWARD.pick(block, x.device)
+    params = dict(FORWARD.pick(block, x.device))
+    stream = streams(params.pop("STREAM", 0), y)
     _bias_act_norm_forward_kernel[(cdiv(n_rows, params["ROWS"]),)](
         rows, bias, weight, shift, y, stats, rows.stride(0), n_rows, n_cols, eps,
-        ACT=name, ROUGH=_rough(x, bias), FULL=block == n_cols, BLOCK=block, **params,
+        ACT=name, ROUGH=_rough(x, bias), FULL=block == n_cols, STREAM=stream, BLOCK=block, **params,
     )  # fmt: skip
     return y, stats
 

@@ -24,8 +24,9 @@ from torch import Tensor
 from ._device import device_reasons, dtype_reasons, refuse
 from ._family import Family
 from ._launch import LaunchTable, cdiv, next_power_of_2
-from ._math import exp, exp_beside
+from ._math import exp, exp_beside, widened
 from ._ops import autocast_dtype, operator
+from ._rows import store_tile, streams
 from ._triton import tl, triton
 
 FAMILY = Family(
@@ -36,7 +37,8 @@ FAMILY = Family(
 
 _WHOLE_ROW = 16384
 
-#: Size: columns. TILE: elements of a program that takes several short rows.
+#: Size: columns. TILE: elements of a program that takes several short rows. STREAM: stores pass the cache by
+#: where it could not hold the result.
 FORWARD = LaunchTable(
     "softmax_forward",
     {
@@ -87,17 +89,25 @@ def _mask_rows(rows, size_1, size_2, stride_0, stride_1, stride_2):
 
 
 @triton.jit
-def _scores(x_ptrs, mask_ptrs, mask_stride, cols, limit, n_cols, scale, BOOL: tl.constexpr):
-    """z in fp32, -inf from each row's `limit` on; groups of 8 are loaded whole, so that loads are wide."""
+def _scores(
+    x_ptrs, mask_ptrs, mask_stride, cols, limit, n_cols, scale, BOOL: tl.constexpr, FULL: tl.constexpr = False
+):  # fmt: skip
+    """z in fp32, -inf from each row's `limit` on; groups of 8 are loaded whole, so that loads are wide.
+
+    FULL: every row and column exists and is seen.
+    """
     seen = (cols // 8 * 8 < limit) & (cols < n_cols)
-    z = tl.load(x_ptrs + cols, mask=seen, other=0.0).to(tl.float32) * scale
+    if FULL:
+        z = widened(tl.load(x_ptrs + cols)) * scale
+    else:
+        z = widened(tl.load(x_ptrs + cols, mask=seen, other=0.0)) * scale
     if mask_ptrs is not None:
         m = tl.load(mask_ptrs + cols * mask_stride, mask=seen & (cols < limit), other=0)
         if BOOL:
             z = tl.where(m != 0, z, float("-inf"))
         else:
             z += m.to(tl.float32)
-    return tl.where(cols < limit, z, float("-inf"))
+    return z if FULL else tl.where(cols < limit, z, float("-inf"))
 
 
 @triton.jit
@@ -105,6 +115,7 @@ def _softmax_forward_kernel(
     x_ptr, mask_ptr, y_ptr, x_stride, n_rows, n_cols, scale, n_queries, diagonal,
     size_1, size_2, stride_0, stride_1, stride_2, stride_col,
     CAUSAL: tl.constexpr, BOOL: tl.constexpr, LOG: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    FULL: tl.constexpr, STREAM: tl.constexpr,
 ):  # fmt: skip
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
     cols = tl.arange(0, BLOCK)[None, :]
@@ -113,7 +124,7 @@ def _softmax_forward_kernel(
     if mask_ptr is not None:
         mask_ptrs += _mask_rows(rows, size_1, size_2, stride_0, stride_1, stride_2)
     row = rows.to(tl.int64)
-    z = _scores(x_ptr + row * x_stride, mask_ptrs, stride_col, cols, limit, n_cols, scale, BOOL)
+    z = _scores(x_ptr + row * x_stride, mask_ptrs, stride_col, cols, limit, n_cols, scale, BOOL, FULL)
     EXACT: tl.constexpr = y_ptr.dtype.element_ty == tl.float32
     peak = tl.max(z, axis=1)[:, None]
     if LOG or EXACT:
@@ -124,7 +135,7 @@ def _softmax_forward_kernel(
     total = _sum(e, 1, EXACT)[:, None]
     # One rounded division a row is more exact than an approximate one an element, and fewer instructions.
     y = z - tl.log(total) if LOG else e * tl.div_rn(1.0, total)
-    tl.store(y_ptr + row * n_cols + cols, y, mask=(rows < n_rows) & (cols < n_cols))
+    store_tile(y_ptr + row * n_cols + cols, y, (rows < n_rows) & (cols < n_cols), 1, FULL, STREAM)
 
 
 @triton.jit
@@ -181,17 +192,21 @@ def _gradient(dy, y, total, scale, BLOCKED: tl.constexpr, LOG: tl.constexpr, EXA
 def _softmax_backward_kernel(
     dy_ptr, y_ptr, dx_ptr, n_rows, n_cols, scale, n_queries, diagonal,
     CAUSAL: tl.constexpr, BLOCKED: tl.constexpr, LOG: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    FULL: tl.constexpr, STREAM: tl.constexpr,
 ):  # fmt: skip
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
     cols = tl.arange(0, BLOCK)[None, :]
     limit = tl.where(rows < n_rows, _limits(rows, n_queries, n_cols, diagonal, CAUSAL), 0)
     where = rows.to(tl.int64) * n_cols + cols
     seen = (cols // 8 * 8 < limit) & (cols < n_cols)
-    y = tl.load(y_ptr + where, mask=seen, other=float("-inf") if LOG else 0.0).to(tl.float32)
-    dy = tl.load(dy_ptr + where, mask=seen, other=0.0).to(tl.float32)
+    if FULL:
+        y, dy = widened(tl.load(y_ptr + where)), widened(tl.load(dy_ptr + where))
+    else:
+        y = widened(tl.load(y_ptr + where, mask=seen, other=float("-inf") if LOG else 0.0))
+        dy = widened(tl.load(dy_ptr + where, mask=seen, other=0.0))
     total = tl.sum(_term(dy, y, LOG), axis=1)[:, None]
     dx = _gradient(dy, y, total, scale, BLOCKED, LOG, y_ptr.dtype.element_ty == tl.float32)
-    tl.store(dx_ptr + where, dx, mask=(rows < n_rows) & (cols < n_cols))
+    store_tile(dx_ptr + where, dx, (rows < n_rows) & (cols < n_cols), 1, FULL, STREAM)
 
 
 @triton.jit
@@ -217,14 +232,19 @@ def _softmax_backward_long_kernel(
         tl.store(dx_ptr + where, dx, mask=mask, eviction_policy="evict_first")
 
 
-def _plan(table: LaunchTable, n_cols: int, x: Tensor) -> tuple[bool, int, dict[str, int]]:
-    """Whether rows are long, rows a program, and launch parameters."""
+def _plan(table: LaunchTable, x: Tensor, causal: bool) -> tuple[bool, int, dict[str, int]]:
+    """Whether rows are long, the number of programs, and launch parameters."""
+    n_cols = x.shape[-1]
+    n_rows = x.numel() // n_cols
     params = dict(table.pick(n_cols, x.device))
-    tile = params.pop("TILE")
-    long = n_cols > _WHOLE_ROW
-    params["BLOCK"] = tile if long else max(next_power_of_2(n_cols), 8)
-    params["ROWS"] = 1 if long else min(max(tile // params["BLOCK"], 1), 64)
-    return long, params["ROWS"], params
+    tile, stream = params.pop("TILE"), params.pop("STREAM", 0)
+    if n_cols > _WHOLE_ROW:
+        return True, n_rows, params | {"BLOCK": tile, "ROWS": 1}
+    block = max(next_power_of_2(n_cols), 8)
+    rows = min(max(tile // block, 1), 64)
+    params |= {"BLOCK": block, "ROWS": rows, "FULL": block == n_cols and n_rows % rows == 0 and not causal}
+    params["STREAM"] = streams(stream, x)
+    return False, cdiv(n_rows, rows), params
 
 
 def _mask_layout(mask: Tensor, shape: torch.Size) -> tuple[Tensor, list[int], list[int]]:
@@ -288,9 +308,9 @@ def gradient_op(
         return dx
     n_cols = y.shape[-1]
     n_rows = y.numel() // n_cols
-    long, rows, params = _plan(BACKWARD, n_cols, y)
+    long, programs, params = _plan(BACKWARD, y, causal and not log)
     # In the log form dy counts where the score was excluded too: all of it is read.
-    (_softmax_backward_long_kernel if long else _softmax_backward_kernel)[(cdiv(n_rows, rows),)](
+    (_softmax_backward_long_kernel if long else _softmax_backward_kernel)[(programs,)](
         dy.contiguous(), y, dx, n_rows, n_cols, scale, y.shape[-2] if y.dim() > 1 else 1, diagonal,
         CAUSAL=causal and not log, BLOCKED=blocked, LOG=log, **params,
     )  # fmt: skip
@@ -312,8 +332,8 @@ def softmax_op(
     is_bool = mask is not None and mask.dtype == torch.bool
     if mask is not None:
         mask, sizes, strides = _mask_layout(mask.view(torch.uint8) if is_bool else mask, x.shape)
-    long, rows, params = _plan(FORWARD, n_cols, x)
-    (_softmax_forward_long_kernel if long else _softmax_forward_kernel)[(cdiv(flat.shape[0], rows),)](
+    long, programs, params = _plan(FORWARD, x, causal)
+    (_softmax_forward_long_kernel if long else _softmax_forward_kernel)[(programs,)](
         flat, mask, y, flat.stride(0), flat.shape[0], n_cols, scale,
         x.shape[-2] if x.dim() > 1 else 1, diagonal, *sizes, *strides,
         CAUSAL=causal, BOOL=is_bool, LOG=log, **params,

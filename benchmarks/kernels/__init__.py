@@ -5,8 +5,8 @@
     python -m benchmarks.kernels                  every family
 
 Sizes and clock are the package's own, `advisor.kernels.bench`. Here besides: `aot` (what the compiler makes
-of the kernels, without a GPU), `tune`, `tune_attention`, `tune_paged_attention` and `tune_quant` (launch
-parameters), `sanitize` (compute-sanitizer), `session` (all that needs a GPU, in order of worth).
+of the kernels, without a GPU), `tune`, `tune_rows`, `tune_attention`, `tune_paged_attention` and `tune_quant`
+(launch parameters), `sanitize` (compute-sanitizer), `session` (all that needs a GPU, in order of worth).
 """
 
 import sys

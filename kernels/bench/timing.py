@@ -156,6 +156,18 @@ def median_ms(calls: Sequence[Call], repeats: int) -> float:
     return statistics.median(_interleaved({"": calls}, {"": host_ns}, len(calls), repeats)[""])
 
 
+def rotated_ms(calls: Mapping[str, Sequence[Call]], repeats: int) -> dict[str, float]:
+    """Median time of each variant, by name, all taking turns after a warm-up of each.
+
+    Args:
+        calls: by variant, the same work on one set of inputs each, as many for all.
+        repeats: timed calls of each variant.
+    """
+    host_ns = {name: _warm_up(own) for name, own in calls.items()}
+    sets = len(next(iter(calls.values())))
+    return {n: statistics.median(ms) for n, ms in _interleaved(calls, host_ns, sets, repeats).items()}
+
+
 def copy_bandwidth(size_bytes: int = 2**30, repeats: int = 20) -> float:
     """Bytes per second of a device-to-device copy, read and written bytes counted."""
     source = torch.randint(0, 255, (size_bytes,), dtype=torch.uint8, device="cuda")

@@ -1,10 +1,12 @@
 """The kernels' benchmark, what of it needs no GPU: rows, floors, tuning candidates, every family's cases."""
 
 import pytest
+from advisor.kernels._launch import LaunchTable
 from advisor.kernels.bench.run import Roofs, cases, line, row, timed_families
 from advisor.kernels.bench.timing import Case, Result
 
 from benchmarks.kernels.tune import ELEMENTS_A_THREAD, candidates
+from benchmarks.kernels.tune_rows import TRIALS
 
 
 def result(**settings) -> Result:
@@ -44,3 +46,13 @@ def test_a_familys_short_list_is_part_of_what_it_can_run(family):
     assert {kernel for kernel, *_ in quick} <= {kernel for kernel, *_ in full}
     assert len(full) > len(quick)
     assert all(c.bytes > 0 and "ours" in c.variants for c in cases(family, True))
+
+
+@pytest.mark.parametrize("trial", TRIALS, ids=[trial.case for trial in TRIALS])
+def test_a_trial_is_of_a_case_that_is_timed_and_tries_what_its_table_holds(trial):
+    case = trial.find()
+    assert f"{case.kernel} {case.shape} {case.direction}" == trial.case
+    assert {"ours", "eager"} <= case.variants.keys()
+    held = {key for rows in LaunchTable.known[trial.table].rows.values() for _, row in rows for key in row}
+    assert all(row.keys() <= held | {"STREAM", "maxnreg"} for row in trial.rows)
+    assert all(trial.rows.count(row) == 1 for row in trial.rows)

@@ -165,7 +165,8 @@ def test_rows_walked_in_blocks_are_as_exact_as_eager(device, dtype, cols, narrow
 
 
 def test_sums_that_do_not_fit_into_registers_are_made_apart(device, monkeypatch, poisoned):
-    monkeypatch.setattr(_norm_rows, "MAX_SUMMED", 128)
+    row = {"ROWS": 1, "num_warps": 1, "STAGES": 1, "programs_per_sm": 1, "SUMMED": 1}
+    monkeypatch.setattr(_norm_rows.BACKWARD, "rows", {"default": ((None, row),)})
     check(layer, layer_reference, made(device, torch.float32, 5, 96))
 
 

@@ -416,18 +416,19 @@ def test_any_lengths_and_blocks_match_eager(
 
 
 @pytest.mark.parametrize(
-    ("programs", "slots", "most", "splits"),
+    ("programs", "slots", "tiles", "splits"),
     [
-        (1000, 1, 50, 1),  # many more than fit: no splits
-        (1, 100, 8, 7),  # no work for more than 8
-        (8, 264, 1000, 29),  # the fewest that leave at most 15 % idle
-        (320, 264, 100, 3),  # 1.2 waves leave 40 % idle, 3.6 leave 9 %
-        (264, 264, 100, 1),
+        (1000, 1, 100, 1),  # many more than fit: no splits
+        (1, 100, 16, 8),  # no work for more than 8
+        (8, 264, 2000, 33),  # one full wave
+        (8, 396, 512, 47),  # 11 tiles each; 43 to 46 would have 12, and 49 no fewer than 11
+        (320, 264, 200, 4),  # 1.2 waves leave 40 % idle, 4.8 leave 3 %
+        (264, 264, 200, 1),
         (5, 100, 0, 1),
     ],
 )
-def test_splits_fill_the_device(programs, slots, most, splits):
-    assert ops.split_count(programs, slots, most) == splits
+def test_splits_fill_the_device(programs, slots, tiles, splits):
+    assert ops.split_count(programs, slots, tiles) == splits
 
 
 @pytest.mark.quick

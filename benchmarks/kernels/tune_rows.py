@@ -1,0 +1,236 @@
+"""Tries launch parameters of the memory-bound kernels where they fall short, on this GPU, in about a minute.
+
+    python -m benchmarks.kernels.tune_rows [--budget-s 110] [--only TEXT] [--output FILE]
+
+Each trial is one case of a family and one launch table, with the row that it had and those that are predicted
+to be faster (docs/kernels.md says why). Trials are compiled side by side; a trial's rows are held to eager
+PyTorch's results and timed in turns. What is printed, fastest first, may go into the table under the
+architecture's name.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from advisor.kernels._device import architecture
+from advisor.kernels._launch import LaunchTable, next_power_of_2
+from advisor.kernels.bench import run
+from advisor.kernels.bench.timing import Call, Case, copy_bandwidth, rotated_ms
+from torch import Tensor
+
+Row = dict[str, int]
+#: Of the norm of the difference to eager's result over that of the result: bf16 roundings make 4e-3.
+MOST_APART = 2e-2
+SETS = 3
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Rows of `table` to try on the family's case whose kernel, shape and direction are `case`."""
+
+    family: str
+    table: str
+    case: str
+    rows: Sequence[Row]
+
+    def find(self) -> Case:
+        return next(c for c in run.cases(self.family, True, self.case) if _name(c) == self.case)
+
+    def size(self, case: Case) -> int:
+        return next_power_of_2(int(case.shape.split("x")[-1]))
+
+
+def _rows(keys: str, *values: tuple[int, ...]) -> list[Row]:
+    return [dict(zip(keys.split(), row, strict=False)) for row in values]
+
+
+def _backward(*values: tuple[int, ...]) -> list[Row]:
+    return _rows("ROWS num_warps STAGES programs_per_sm", *values)
+
+
+WIDE_BACKWARD = _rows(
+    "ROWS num_warps STAGES programs_per_sm SUMMED",
+    (1, 32, 3, 1, 1), (1, 16, 3, 1, 2), (1, 16, 3, 1, 1), (1, 16, 4, 1, 2), (1, 32, 3, 1, 2), (1, 8, 3, 1, 2),
+)  # fmt: skip
+NARROW_FORWARD = _rows(
+    "ROWS num_warps STREAM", (2, 4, 0), (2, 4, 1), (1, 1, 0), (2, 1, 0), (1, 2, 0), (2, 2, 0), (4, 4, 0)
+)
+FORWARD = _rows("ROWS num_warps STREAM", (1, 8, 0), (1, 8, 1), (1, 4, 0), (1, 4, 1), (1, 16, 0))
+BIASED = _rows("ROWS num_warps STREAM", (1, 4, 0), (1, 4, 1), (1, 8, 0), (1, 8, 1), (2, 8, 0), (1, 16, 0))
+VOCABULARY = _rows("BLOCK num_warps", (4096, 16), (8192, 16), (16384, 32), (8192, 8), (16384, 16), (8192, 32))
+
+TRIALS = [
+    Trial("norm", "norm_backward", "layer_norm 4096x16384 backward", WIDE_BACKWARD),
+    Trial("norm", "norm_backward", "rms_norm 4096x16384 backward", WIDE_BACKWARD),
+    Trial("bias_act_norm", "bias_act_norm_forward", "bias_gelu_tanh_layer_norm 16384x4096 forward", BIASED),
+    Trial("bias_act_norm", "bias_act_norm_forward", "bias_gelu_layer_norm 16384x4096 forward", BIASED),
+    Trial(
+        "bias_act_norm", "bias_act_norm_backward", "bias_gelu_tanh_layer_norm 16384x4096 backward",
+        [
+            *_backward((1, 16, 3, 1), (2, 16, 3, 1), (2, 8, 3, 1), (1, 8, 3, 1), (1, 8, 4, 1)),
+            {"ROWS": 1, "num_warps": 8, "STAGES": 3, "programs_per_sm": 2, "maxnreg": 128},
+        ],
+    ),
+    Trial(
+        "bias_act_norm", "bias_act_norm_backward", "bias_gelu_layer_norm 16384x4096 backward",
+        [
+            *_backward((1, 16, 3, 1), (2, 16, 3, 1), (2, 8, 3, 1), (1, 8, 3, 1)),
+            {"ROWS": 1, "num_warps": 8, "STAGES": 3, "programs_per_sm": 2, "maxnreg": 128},
+        ],
+    ),
+    Trial("cross_entropy", "cross_entropy_rows", "cross_entropy 8192x50304 forward", VOCABULARY),
+    Trial("cross_entropy", "cross_entropy_rows", "cross_entropy 8192x50304 forward+backward", VOCABULARY),
+    Trial("cross_entropy", "cross_entropy_rows", "cross_entropy 8192x50257 forward+backward", VOCABULARY),
+    Trial(
+        "bias_act_norm", "bias_act_norm_backward", "bias_gelu_tanh_layer_norm 65536x1024 backward",
+        _backward(
+            (1, 4, 3, 4), (2, 4, 3, 3), (2, 4, 3, 2), (4, 4, 3, 1), (1, 2, 3, 6), (2, 2, 3, 4), (4, 8, 3, 2)
+        ),
+    ),
+    Trial(
+        "bias_act_norm", "bias_act_norm_forward", "bias_gelu_tanh_layer_norm 65536x1024 forward",
+        [{"ROWS": 4, "num_warps": 4}, {"ROWS": 4, "num_warps": 8}, *NARROW_FORWARD],
+    ),
+    Trial("norm", "norm_forward", "layer_norm 65536x1024 forward", NARROW_FORWARD),
+    Trial("norm", "norm_forward", "layer_norm 16384x4096 forward", FORWARD),
+    Trial("norm", "norm_forward", "rms_norm 16384x4096 forward", FORWARD),
+    Trial(
+        "norm", "norm_forward", "layer_norm 4096x16384 forward",
+        [
+            {"ROWS": 1, "num_warps": 16, "maxnreg": 64},
+            {"ROWS": 1, "num_warps": 16, "maxnreg": 64, "STREAM": 1},
+            *_rows("ROWS num_warps", (1, 8), (1, 16), (1, 32)),
+        ],
+    ),
+    Trial(
+        "softmax", "softmax_forward", "softmax 16384x4096 forward",
+        _rows("TILE num_warps STREAM", (1, 8, 0), (1, 8, 1), (1, 4, 0), (1, 4, 1), (1, 16, 0)),
+    ),
+    Trial(
+        "softmax", "softmax_forward", "softmax_causal 96x1024x1024 forward",
+        _rows(
+            "TILE num_warps STREAM",
+            (4096, 4, 0), (4096, 4, 1), (2048, 1, 0), (1024, 1, 0), (2048, 2, 0), (2048, 4, 0), (1024, 2, 0),
+        ),
+    ),
+]  # fmt: skip
+
+
+def _name(case: Case) -> str:
+    return f"{case.kernel} {case.shape} {case.direction}"
+
+
+def _with_row(table: LaunchTable, row: Row, call: Call) -> Call:
+    arch = architecture(torch.device("cuda", 0))
+    before = dict(table.rows)
+
+    def chosen() -> object:
+        table.rows = {**before, arch: ((None, row),)}
+        try:
+            return call()
+        finally:
+            table.rows = before
+
+    return chosen
+
+
+def compile_rows(trial: Trial) -> list[Row]:
+    """Run each row once, which leaves it compiled in Triton's cache on disk: those that ran."""
+    case = trial.find()
+    call = case.variants["ours"](case.inputs())
+    table, ran = LaunchTable.known[trial.table], []
+    for row in trial.rows:
+        try:
+            _with_row(table, row, call)()
+            torch.cuda.synchronize()
+            ran.append(row)
+        except Exception as error:  # noqa: BLE001
+            print(f"  {trial.case}: {row}: {type(error).__name__}: {error}".splitlines()[0], flush=True)
+    return ran
+
+
+def _tensors(result: Any) -> list[Tensor]:
+    return [result] if isinstance(result, Tensor) else [t for t in result if isinstance(t, Tensor)]
+
+
+def _apart(result: Any, expected: Any) -> float:
+    pairs = zip(_tensors(result), _tensors(expected), strict=True)
+    return max(float((a.float() - b.float()).norm() / b.float().norm().clamp_min(1e-30)) for a, b in pairs)
+
+
+def measured(trial: Trial, rows: Sequence[Row], repeats: int) -> tuple[Case, list[tuple[float, float, Row]]]:
+    """Time in ms, distance from eager's result, and row of each, fastest first."""
+    case = trial.find()
+    table = LaunchTable.known[trial.table]
+    sets = [case.inputs() for _ in range(SETS)]
+    calls = [case.variants["ours"](given) for given in sets]
+    apart = []
+    expected = _expected(case, sets[0])
+    for row in rows:
+        apart.append(_apart(_with_row(table, row, _ours(case, sets[0], calls[0]))(), expected))
+    variants = {str(i): [_with_row(table, row, call) for call in calls] for i, row in enumerate(rows)}
+    times = rotated_ms(variants, repeats)
+    return case, sorted(zip(times.values(), apart, rows, strict=True), key=lambda entry: entry[0])
+
+
+def _expected(case: Case, given: Sequence[Any]) -> Any:
+    # The backward alone has random output gradients: the same seed for both.
+    torch.manual_seed(0)
+    return case.variants["eager"](given)()
+
+
+def _ours(case: Case, given: Sequence[Any], call: Call) -> Call:
+    if case.direction != "backward":
+        return call
+
+    def again() -> object:
+        torch.manual_seed(0)
+        return case.variants["ours"](given)()
+
+    return again
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--budget-s", type=float, default=110.0, help="no trial begins after this")
+    parser.add_argument("--only", default="", metavar="TEXT", help="trials whose case holds TEXT")
+    parser.add_argument("--repeats", type=int, default=20, help="timed calls of each row")
+    parser.add_argument("--jobs", type=int, default=16, help="processes that compile")
+    parser.add_argument("--output", type=Path, help="JSON of all times")
+    args = parser.parse_args()
+    start = time.monotonic()
+    trials = [trial for trial in TRIALS if args.only in trial.case]
+    with multiprocessing.get_context("spawn").Pool(args.jobs) as pool:
+        ran = pool.map(compile_rows, trials, chunksize=1)
+    roof = copy_bandwidth()
+    print(f"compiled after {time.monotonic() - start:.0f} s; copy {roof / 1e12:.2f} TB/s", flush=True)
+    found: list[Mapping[str, Any]] = []
+    for trial, rows in zip(trials, ran, strict=True):
+        if time.monotonic() - start > args.budget_s:
+            print(f"{trial.case}: no time left")
+            continue
+        case, results = measured(trial, rows, args.repeats)
+        floor_ms = case.bytes / roof * 1e3
+        print(f"{trial.case}: floor {floor_ms:.4f} ms", flush=True)
+        for ms, apart, row in results:
+            notes = "  WRONG" * (apart > MOST_APART) + "  as it was" * (row == trial.rows[0])
+            print(
+                f"  {ms:.4f} ms {floor_ms / ms:4.0%}  apart {apart:.1e}  ({trial.size(case)}, {row}),{notes}"
+            )
+            found.append({"case": trial.case, "table": trial.table, "ms": ms, "apart": apart, "row": row})
+        torch.cuda.empty_cache()
+    if args.output:
+        args.output.write_text(json.dumps(found, indent=1))
+    print(f"{time.monotonic() - start:.0f} s")
+
+
+if __name__ == "__main__":
+    main()
