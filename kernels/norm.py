@@ -14,9 +14,8 @@ Forward: a row is read once and stays in registers. Backward: a few programs a m
 rows, the next ones on their way from memory while these are worked on, and keep dw and db in registers; each
 program writes one fp32 row of partials, which a second small kernel adds up in a fixed order. Wider rows
 (over 32 k columns, 16 k backward) are walked in blocks, twice, the second time from the L2 cache. Where dw
-and db do not fit into registers (both over 8 k columns, 16 k on Hopper; dw alone over 16 k), they read x and dy
-once more.
-The kernels stand in `_norm_rows` and `_norm_wide`.
+and db do not fit into registers (both over 8 k columns, or 16 k on Hopper; dw alone over 16 k), they read x
+and dy once more. The kernels stand in `_norm_rows` and `_norm_wide`.
 
 Casting: ``"fp32"`` rounds once, at the end, as PyTorch and Gemma do (Gemma has offset 1). ``"llama"`` rounds
 h to x's dtype before the weight, as Hugging Face's Llama does, and gives the promoted dtype of x and weight.
