@@ -114,8 +114,16 @@ def _gradients(
     if not pairs or not leaves:
         return {}, used
     outputs, gradients = [t for t, _ in pairs], [g for _, g in pairs]
-    found = torch.autograd.grad(outputs, list(leaves.values()), gradients, allow_unused=True)
+    found = differentiated(outputs, list(leaves.values()), gradients)
     return {n: g for n, g in zip(leaves, found, strict=True) if g is not None}, used
+
+
+def differentiated(
+    outputs: Sequence[Tensor], leaves: Sequence[Tensor], gradients: Sequence[Tensor]
+) -> list[Tensor | None]:
+    """The gradients of `leaves`, outside autocast, as a loop runs its backward; accumulated nowhere."""
+    with torch.autocast(outputs[0].device.type, enabled=False):
+        return list(torch.autograd.grad(outputs, leaves, gradients, allow_unused=True))
 
 
 def random_gradient(output: Tensor) -> Tensor | None:

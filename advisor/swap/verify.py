@@ -140,6 +140,12 @@ class Known:
         """The call with a NaN in each input."""
         return self._once("spoilt", example, lambda: adversaries.not_a_number(example))
 
+    def used(self, example: Example) -> None:
+        """Forget what it gives, unless another candidate is to be held against it."""
+        if len(self.site.candidates) < 2:
+            for what in ("original", "exact", "shifted"):
+                self._found.pop((what, id(example)), None)
+
     def let_go(self) -> None:
         """Forget it all: what the float64 run took would be missing from the loop's largest allocation."""
         self._found.clear()
@@ -188,6 +194,7 @@ def _on_hard_values(known: Known, candidate: Candidate, example: Example, device
             _hold(compare(known, candidate, hard, devices, repeat=False, ill_conditioned=True))
         except Wrong as wrong:
             raise Wrong(f"with {name}: {wrong}") from None
+        known.used(hard)
     spoilt = known.spoilt(example)
     theirs, ours = known.original(spoilt), play(candidate.call, spoilt)
     for i, (mine, eager) in enumerate(zip(ours.outputs, theirs.outputs, strict=True)):

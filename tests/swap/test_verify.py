@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from advisor.swap import adversaries
 from advisor.swap.site import Candidate, Example, Site
-from advisor.swap.verify import verify
+from advisor.swap.verify import Known, verify
 from tests.swap import planted
 from tests.swap.planted import candidate, random_site, site
 
@@ -331,3 +331,22 @@ def test_attention_that_makes_its_scores_anew_is_not_refused_for_rows_of_equal_n
 
     monkeypatch.setattr(adversaries, "hard", only)
     assert refusal(made) == ""
+
+
+def test_what_the_original_gives_is_worked_out_once_for_all_candidates() -> None:
+    calls = []
+
+    def counted(module, x):
+        calls.append(x.dtype)
+        return planted.SlowNorm.forward(module, x)
+
+    def calls_for(*candidates) -> int:
+        made = site(*candidates)
+        made.original = counted
+        known = Known(made)
+        calls.clear()
+        assert [verify(made, c, known=known).refused for c in made.candidates] == [""] * len(candidates)
+        return len(calls)
+
+    alone = calls_for(planted.right)
+    assert calls_for(planted.right, planted.right, planted.right) == alone

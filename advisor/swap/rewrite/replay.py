@@ -23,6 +23,7 @@ from torch.autograd.function import once_differentiable
 from torch.fx import Node
 
 from advisor.swap.guard import kept_state
+from advisor.swap.play import differentiated
 from advisor.swap.tensors import copied, plain, same_values
 
 from .facts import fake
@@ -74,7 +75,7 @@ class Recording:
             return _outputs(call(*self._static))
 
         def backward(outputs: Sequence[Tensor | None]) -> list[Tensor | None]:
-            return list(torch.autograd.grad(_ends(outputs), wants, self._given, allow_unused=True))
+            return differentiated(_ends(outputs), wants, self._given)
 
         def both() -> None:
             outputs = forward()
@@ -277,7 +278,7 @@ class Replayer:
             outputs = _outputs(self._call(*own))
             given = [torch.ones_like(o) for o in _ends(outputs)]
             wants = [a for a in own if isinstance(a, Tensor) and a.requires_grad]
-            expected = list(torch.autograd.grad(_ends(outputs), wants, given, allow_unused=True))
+            expected = differentiated(_ends(outputs), wants, given)
         with kept_state(devices), torch.no_grad():
             mine = recording.forward(args)
             supply = iter(given)

@@ -31,14 +31,22 @@ class OnCpu:
         outputs = [None if o is None else o.detach().clone() for o in state["outputs"]]
         gradients = [None if g is None else g.clone() for g in backward(state["outputs"])]
 
+        # What is recorded holds the casts of then.
+        settings = {"dtype": torch.get_autocast_dtype("cpu"), "enabled": torch.is_autocast_enabled("cpu")}
+
+        def within() -> torch.autocast:
+            return torch.autocast("cpu", cache_enabled=False, **settings)
+
         def again_forward() -> None:
             self.replays += 1
-            with torch.enable_grad():
+            with torch.enable_grad(), within():
                 state["outputs"] = forward()
             write(outputs, state["outputs"])
 
         def again_backward() -> None:
-            write(gradients, backward(state["outputs"]))
+            with within():
+                found = backward(state["outputs"])
+            write(gradients, found)
             for g in gradients:
                 if g is not None and self._spoil:
                     g.mul_(1 + self._spoil)

@@ -247,6 +247,39 @@ def test_a_hook_of_a_parameter_runs_once_a_step() -> None:
     assert len(calls) == 8
 
 
+class _Product(torch.autograd.Function):
+    """Whose backward multiplies in float32, where autocast is not in force."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, w: Tensor) -> Tensor:
+        ctx.save_for_backward(x, w)
+        return x @ w.t()
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, Tensor]:
+        x, w = ctx.saved_tensors
+        return g.float() @ w, g.float().t() @ x
+
+
+def test_the_backward_is_recorded_outside_autocast_where_the_loop_runs_it() -> None:
+    def call(w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor, x: Tensor) -> tuple[Tensor]:
+        return ((_Product.apply((_Product.apply(x, w1) + b1).tanh(), w2) + b2).square().mean(),)
+
+    def train(loop: Loop) -> Loop:
+        for i in range(8):
+            loop.optimizer.zero_grad()
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                loss = loop.forward(i)
+            loss.backward()
+            loop.optimizer.step()
+            loop.losses.append(loss.item())
+        return loop
+
+    loop = train(Loop(call=call))
+    assert loop.step_call.refused == ""
+    assert same(loop, train(Loop(call=call, replay=False)))
+
+
 @pytest.mark.parametrize(
     ("draw", "drawn"),
     [
