@@ -106,6 +106,23 @@ if AVAILABLE:
         return gl.where((bits & (1 << (j & 31))) != 0, raw, float("-inf"))
 
     @gluon.jit
+    def load_pair(first, second, tiles, more_tiles, at, ready, batch, head, row):
+        """Ask for the tiles of two tensors at the same place."""
+        mbarrier.expect(ready, first.block_type.nbytes + second.block_type.nbytes)
+        tma.async_copy_global_to_shared(first, [batch, head, row, 0], ready, tiles.index(at))
+        tma.async_copy_global_to_shared(second, [batch, head, row, 0], ready, more_tiles.index(at))
+
+    @gluon.jit
+    def store_tile(target, tile, batch, head, row, end, stride_b, stride_h, stride_n, DIM: gl.constexpr):
+        """A tile of one head's rows, in the target's dtype."""
+        layout: gl.constexpr = tile.type.layout
+        i = row + gl.arange(0, tile.shape[0], layout=gl.SliceLayout(1, layout))[:, None]
+        cols = gl.arange(0, tile.shape[1], layout=gl.SliceLayout(0, layout))[None, :]
+        at = target + batch.to(gl.int64) * stride_b + head.to(gl.int64) * stride_h
+        inside = (i < end) & (cols < DIM)
+        gl.store(at + i.to(gl.int64) * stride_n + cols, tile.to(target.dtype.element_ty), mask=inside)
+
+    @gluon.jit
     def exponentials(raw, reference, factor, EXACT: gl.constexpr):
         """2 to the power of `factor` (raw - reference), with a reference that broadcasts.
 
@@ -137,7 +154,19 @@ __all__ = ["AVAILABLE", "ROWS", "described", "items"]
 if AVAILABLE:
     __all__ += [
         "code_of",
-        "exponentials", "gl", "gluon", "key_blocks", "load_bits",
-        "masked_by", "mbarrier", "rows_of", "seen_alone", "tma",
-        "warpgroup_mma", "warpgroup_mma_wait", "work_tile",
+        "exponentials",
+        "gl",
+        "gluon",
+        "key_blocks",
+        "load_bits",
+        "load_pair",
+        "masked_by",
+        "mbarrier",
+        "rows_of",
+        "seen_alone",
+        "store_tile",
+        "tma",
+        "warpgroup_mma",
+        "warpgroup_mma_wait",
+        "work_tile",
     ]  # fmt: skip

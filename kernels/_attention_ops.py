@@ -9,8 +9,9 @@ from torch import Tensor
 from . import _attention_hopper_tiles as hopper
 from ._attention_backward import key_gradient_kernel, query_gradient_kernel
 from ._attention_forward import forward_kernel
-from ._attention_hopper_backward import launch_key_gradient, launch_query_gradient
 from ._attention_hopper_forward import launch_forward
+from ._attention_hopper_keys import launch_key_gradient
+from ._attention_hopper_queries import launch_query_gradient
 from ._attention_launch import FORWARD, KEY_GRADIENT, QUERY_GRADIENT, Params, Tiles
 from ._attention_masks import packed
 from ._device import sm_count

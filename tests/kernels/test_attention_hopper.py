@@ -4,8 +4,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from advisor.kernels import _attention_hopper_backward as backward
 from advisor.kernels import _attention_hopper_forward as forward
+from advisor.kernels import _attention_hopper_keys as keys
+from advisor.kernels import _attention_hopper_queries as queries
 from advisor.kernels import _attention_hopper_tiles as tiles
 from advisor.kernels import _attention_launch as launch
 from advisor.kernels import _attention_ops as ops
@@ -14,13 +15,14 @@ from advisor.kernels.attention import attention, attention_reference
 from tests.kernels import gluon_stand_in
 from tests.kernels.checks import cases, check
 
+MODULES = (tiles, forward, queries, keys)
 pytestmark = pytest.mark.skipif(not tiles.AVAILABLE, reason="this Triton has no Gluon for Hopper")
 
 
 @pytest.fixture
 def by_roles(monkeypatch):
     """Every call takes these kernels, with the parameters that the test sets."""
-    gluon_stand_in.install(monkeypatch, (tiles, forward, backward))
+    gluon_stand_in.install(monkeypatch, MODULES)
     chosen = {"forward": launch.roles(64, 2), "query": launch.roles(64, 2), "key": launch.roles(64, 2)}
     used = []
 
@@ -132,7 +134,7 @@ def test_blocks_that_a_mask_hides_are_not_loaded(by_roles, monkeypatch, causal):
     mask[390, 3] = False
     loaded = []
     copy = gluon_stand_in.copy_tile
-    for module in (forward, backward):
+    for module in (tiles, forward):
         monkeypatch.setattr(
             module,
             "tma",

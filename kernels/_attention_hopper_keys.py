@@ -1,8 +1,7 @@
-"""The gradients of plain attention in warps with roles of their own, for Hopper, in Gluon.
+"""The gradients for keys and values, in warps with roles of their own, for Hopper, in Gluon.
 
-As the kernels of the same names in Triton, block by block, but with one warp that loads tiles and two groups
-of four warps, each of which owns 64 queries (or keys): while one takes exponentials, the other's products
-run. Tiles pass through a ring of buffers: `ready` counts bytes that arrived, `empty` groups that are done.
+As Triton's kernel of the same name, block by block, but one warp loads tiles and two groups of four warps own
+64 keys each: while one takes exponentials, the other's products run.
 """
 
 # Gluon takes some of Python: no enumerate, no starred lists, no chained conditions on constants.
@@ -24,206 +23,15 @@ if AVAILABLE:
         gluon,
         key_blocks,
         load_bits,
+        load_pair,
         masked_by,
         mbarrier,
         rows_of,
-        seen_alone,
-        tma,
+        store_tile,
         warpgroup_mma,
         warpgroup_mma_wait,
         work_tile,
     )
-
-    @gluon.jit
-    def load_pair(first, second, tiles, more_tiles, at, ready, batch, head, row):
-        """Ask for the tiles of two tensors at the same place."""
-        mbarrier.expect(ready, first.block_type.nbytes + second.block_type.nbytes)
-        tma.async_copy_global_to_shared(first, [batch, head, row, 0], ready, tiles.index(at))
-        tma.async_copy_global_to_shared(second, [batch, head, row, 0], ready, more_tiles.index(at))
-
-    @gluon.jit
-    def load_for_queries(
-        q_source, g_source, k_source, v_source, codes, q_tiles, g_tiles, k_tiles, v_tiles,
-        own_ready, own_empty, ready, empty,
-        heads, group, n_planes, n_blocks, together, n_items, n_k, low, high, c_b, c_h, c_m,
-        BLOCK: gl.constexpr, MASKED: gl.constexpr, LEFT: gl.constexpr, RIGHT: gl.constexpr,
-        STAGES: gl.constexpr,
-    ):  # fmt: skip
-        """Loads of `query_gradient_kernel`: q and its output's gradient once, then keys and values."""
-        ROWS: gl.constexpr = q_source.block_type.shape[2]
-        turn, count = 0, 0
-        for item in range(gl.program_id(0), n_items, gl.num_programs(0)):
-            block, plane = work_tile(item, n_blocks, n_planes, together, RIGHT)
-            batch, head = plane // heads, plane % heads
-            row = block * (2 * ROWS)
-            start, _, _, stop = key_blocks(row, 2 * ROWS, low, high, n_k, BLOCK, LEFT, RIGHT)
-            mbarrier.wait(own_empty, (turn & 1) ^ 1)
-            load_pair(q_source, g_source, q_tiles, g_tiles, 0, own_ready, batch, head, row)
-            load_pair(q_source, g_source, q_tiles, g_tiles, 1, own_ready, batch, head, row + ROWS)
-            turn += 1
-            of_blocks = codes + batch.to(gl.int64) * c_b + head.to(gl.int64) * c_h + block.to(gl.int64) * c_m
-            for step in range(start, stop):
-                if code_of(of_blocks, step, MASKED) != 0:
-                    at = count % STAGES
-                    mbarrier.wait(empty.index(at), ((count // STAGES) & 1) ^ 1)
-                    load_pair(
-                        k_source, v_source, k_tiles, v_tiles, at, ready.index(at), batch, head // group,
-                        step * BLOCK,
-                    )  # fmt: skip
-                    count += 1
-
-    @gluon.jit
-    def query_step(
-        queries, grads, k_tiles, v_tiles, ready, empty, acc, row_lse, row_delta, count, edge, code,
-        words, row, col, n_q, n_k, low, high, factor,
-        raw_layout: gl.constexpr, MASKED: gl.constexpr, LEFT: gl.constexpr, RIGHT: gl.constexpr,
-        EXACT: gl.constexpr, STAGES: gl.constexpr,
-    ):  # fmt: skip
-        """dq with one more block of keys."""
-        M: gl.constexpr = queries.shape[0]
-        BLOCK: gl.constexpr = k_tiles.shape[3]
-        at = count % STAGES
-        bits = load_bits(words + col // 32, row, n_q, BLOCK, raw_layout) if MASKED else 0
-        mbarrier.wait(ready.index(at), (count // STAGES) & 1)
-        keys, values = rows_of(k_tiles, at), rows_of(v_tiles, at)
-        raw = gl.zeros([M, BLOCK], gl.float32, raw_layout)
-        raw = warpgroup_mma(queries, keys.permute((1, 0)), raw, use_acc=False, is_async=True)
-        dp = gl.zeros([M, BLOCK], gl.float32, raw_layout)
-        dp = warpgroup_mma(grads, values.permute((1, 0)), dp, use_acc=False, is_async=True)
-        raw = warpgroup_mma_wait(num_outstanding=1, deps=(raw,))
-        if MASKED:
-            if code == 1:
-                raw = masked_by(raw, bits)
-        if edge:
-            raw = seen_alone(raw, row, col, n_k, low, high, LEFT, RIGHT)
-        p = exponentials(raw, row_lse[:, None], factor, EXACT)
-        dp = warpgroup_mma_wait(num_outstanding=0, deps=(dp,))
-        slopes = (p * (dp - row_delta[:, None])).to(keys.dtype)
-        slopes = gl.convert_layout(slopes, gl.DotOperandLayout(0, acc.type.layout, 2))
-        acc = warpgroup_mma(slopes, keys, acc, is_async=True)
-        acc, slopes = warpgroup_mma_wait(num_outstanding=0, deps=(acc, slopes))
-        mbarrier.arrive(empty.index(at), count=1)
-        return acc
-
-    @gluon.jit
-    def query_gradient(
-        out, grad, dq, lse, delta, mask, codes, q_tiles, g_tiles, k_tiles, v_tiles, own_ready, own_empty,
-        ready, empty,
-        o_b, o_h, o_n, g_b, g_h, g_n, dq_b, dq_h, dq_n, m_b, m_h, m_m, c_b, c_h, c_m,
-        heads, n_planes, n_blocks, together, n_items, n_q, n_k, low, high, scale,
-        DIM: gl.constexpr, DIM_V: gl.constexpr, MASKED: gl.constexpr, LEFT: gl.constexpr, RIGHT: gl.constexpr,
-        EXACT: gl.constexpr, STAGES: gl.constexpr, PART: gl.constexpr,
-    ):  # fmt: skip
-        """One group of four warps: dq of 64 queries of each block, and their delta."""
-        ROWS: gl.constexpr = q_tiles.shape[3]
-        COLS: gl.constexpr = q_tiles.shape[4]
-        COLS_V: gl.constexpr = g_tiles.shape[4]
-        BLOCK: gl.constexpr = k_tiles.shape[3]
-        LANES: gl.constexpr = COLS_V // 8
-        raw_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK, 16])
-        acc_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLS, 16])
-        load_layout: gl.constexpr = gl.BlockedLayout([1, 8], [32 // LANES, LANES], [4, 1], [1, 0])
-        factor = scale * 1.4426950408889634
-        queries, grads = rows_of(q_tiles, PART), rows_of(g_tiles, PART)
-        turn, count = 0, 0
-        for item in range(gl.program_id(0), n_items, gl.num_programs(0)):
-            block, plane = work_tile(item, n_blocks, n_planes, together, RIGHT)
-            batch, head = plane // heads, plane % heads
-            row = block * (2 * ROWS)
-            start, whole, until, stop = key_blocks(row, 2 * ROWS, low, high, n_k, BLOCK, LEFT, RIGHT)
-            row += PART * ROWS
-
-            i = row + gl.arange(0, ROWS, layout=gl.SliceLayout(1, load_layout))
-            cols = gl.arange(0, COLS_V, layout=gl.SliceLayout(0, load_layout))[None, :]
-            inside = (i < n_q)[:, None] & (cols < DIM_V)
-            at = out + batch.to(gl.int64) * o_b + head.to(gl.int64) * o_h
-            o = gl.load(at + i.to(gl.int64)[:, None] * o_n + cols, mask=inside, other=0.0)
-            at = grad + batch.to(gl.int64) * g_b + head.to(gl.int64) * g_h
-            g = gl.load(at + i.to(gl.int64)[:, None] * g_n + cols, mask=inside, other=0.0)
-            row_delta = gl.sum(o.to(gl.float32) * g.to(gl.float32), 1)
-            gl.store(delta + plane.to(gl.int64) * n_q + i, row_delta, mask=i < n_q)
-            row_delta = gl.convert_layout(row_delta, gl.SliceLayout(1, raw_layout))
-            i = row + gl.arange(0, ROWS, layout=gl.SliceLayout(1, raw_layout))
-            row_lse = gl.load(lse + plane.to(gl.int64) * n_q + i, mask=i < n_q, other=float("inf"))
-
-            words = mask + batch.to(gl.int64) * m_b + head.to(gl.int64) * m_h + i.to(gl.int64) * m_m
-            acc = gl.zeros([ROWS, COLS], gl.float32, acc_layout)
-            mbarrier.wait(own_ready, turn & 1)
-            of_blocks = codes + batch.to(gl.int64) * c_b + head.to(gl.int64) * c_h + block.to(gl.int64) * c_m
-            for step in range(start, stop):
-                code = code_of(of_blocks, step, MASKED)
-                if code != 0:
-                    acc = query_step(
-                        queries, grads, k_tiles, v_tiles, ready, empty, acc, row_lse, row_delta, count,
-                        (step < whole) | (step >= until), code, words, row, step * BLOCK, n_q, n_k, low, high,
-                        factor, raw_layout, MASKED, LEFT, RIGHT, EXACT, STAGES,
-                    )  # fmt: skip
-                    count += 1
-            mbarrier.arrive(own_empty, count=1)
-            turn += 1
-            store_tile(dq, acc * scale, batch, head, row, n_q, dq_b, dq_h, dq_n, DIM)
-
-    @gluon.jit
-    def store_tile(target, tile, batch, head, row, end, stride_b, stride_h, stride_n, DIM: gl.constexpr):
-        """A tile of one head's rows, in the target's dtype."""
-        layout: gl.constexpr = tile.type.layout
-        i = row + gl.arange(0, tile.shape[0], layout=gl.SliceLayout(1, layout))[:, None]
-        cols = gl.arange(0, tile.shape[1], layout=gl.SliceLayout(0, layout))[None, :]
-        at = target + batch.to(gl.int64) * stride_b + head.to(gl.int64) * stride_h
-        inside = (i < end) & (cols < DIM)
-        gl.store(at + i.to(gl.int64) * stride_n + cols, tile.to(target.dtype.element_ty), mask=inside)
-
-    @gluon.jit
-    def query_gradient_kernel(
-        q, grad_source, k, v, out, grad, dq, lse, delta, mask, codes,
-        o_b, o_h, o_n, g_b, g_h, g_n, dq_b, dq_h, dq_n, m_b, m_h, m_m, c_b, c_h, c_m,
-        heads, group, n_planes, n_blocks, together, n_items, n_q, n_k, low, high, scale,
-        DIM: gl.constexpr, DIM_V: gl.constexpr, MASKED: gl.constexpr, LEFT: gl.constexpr, RIGHT: gl.constexpr,
-        EXACT: gl.constexpr, STAGES: gl.constexpr,
-    ):  # fmt: skip
-        """dq = scale dS k, and delta = rowsum(grad * out), which `key_gradient_kernel` reads."""
-        dtype: gl.constexpr = q.dtype
-        BLOCK: gl.constexpr = k.block_type.shape[2]
-        q_tiles = gl.allocate_shared_memory(dtype, [2] + q.block_type.shape, q.layout)
-        g_tiles = gl.allocate_shared_memory(dtype, [2] + grad_source.block_type.shape, grad_source.layout)
-        k_tiles = gl.allocate_shared_memory(dtype, [STAGES] + k.block_type.shape, k.layout)
-        v_tiles = gl.allocate_shared_memory(dtype, [STAGES] + v.block_type.shape, v.layout)
-        own_ready = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
-        own_empty = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
-        ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-        empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-        mbarrier.init(own_ready, count=2)
-        mbarrier.init(own_empty, count=2)
-        for i in gl.static_range(STAGES):
-            mbarrier.init(ready.index(i), count=1)
-            mbarrier.init(empty.index(i), count=2)
-        # Tuples that are given a name lose their compile-time constants.
-        gl.warp_specialize(
-            [
-                (query_gradient, (
-                    out, grad, dq, lse, delta, mask, codes, q_tiles, g_tiles, k_tiles, v_tiles,
-                    own_ready, own_empty, ready, empty, o_b, o_h, o_n, g_b, g_h, g_n, dq_b, dq_h, dq_n,
-                    m_b, m_h, m_m, c_b, c_h, c_m,
-                    heads, n_planes, n_blocks, together, n_items, n_q, n_k, low, high, scale,
-                    DIM, DIM_V, MASKED, LEFT, RIGHT, EXACT, STAGES, 0,
-                )),
-                (query_gradient, (
-                    out, grad, dq, lse, delta, mask, codes, q_tiles, g_tiles, k_tiles, v_tiles,
-                    own_ready, own_empty, ready, empty, o_b, o_h, o_n, g_b, g_h, g_n, dq_b, dq_h, dq_n,
-                    m_b, m_h, m_m, c_b, c_h, c_m,
-                    heads, n_planes, n_blocks, together, n_items, n_q, n_k, low, high, scale,
-                    DIM, DIM_V, MASKED, LEFT, RIGHT, EXACT, STAGES, 1,
-                )),
-                (load_for_queries, (
-                    q, grad_source, k, v, codes, q_tiles, g_tiles, k_tiles, v_tiles,
-                    own_ready, own_empty, ready, empty,
-                    heads, group, n_planes, n_blocks, together, n_items, n_k, low, high,
-                    c_b, c_h, c_m, BLOCK, MASKED, LEFT, RIGHT, STAGES,
-                )),
-            ],
-            [4, 1],
-            [240, 24],
-        )  # fmt: skip
 
     @gluon.jit
     def load_for_keys(
@@ -412,27 +220,6 @@ if AVAILABLE:
             [4, 1],
             [240, 24],
         )  # fmt: skip
-
-
-def launch_query_gradient(
-    q: Tensor, k: Tensor, v: Tensor, out: Tensor, grad: Tensor, dq: Tensor, lse: Tensor, delta: Tensor,
-    mask: Tensor | None, scale: float, low: int, high: int, limits: tuple[bool, bool], together: int,
-    programs: int,
-    params: Mapping[str, int],
-) -> None:  # fmt: skip
-    """Write dq and delta; arguments as `launch_forward` has them, `params` with BLOCK in keys."""
-    blocks, planes = -(-q.shape[2] // (2 * ROWS)), q.shape[0] * q.shape[1]
-    count, grid = items(blocks, planes, programs, params)
-    bits, strides = arguments(mask, 2 * ROWS, params["BLOCK"], lse)
-    query_gradient_kernel[(grid,)](
-        described(q, ROWS), described(grad, ROWS), described(k, params["BLOCK"]),
-        described(v, params["BLOCK"]), out, grad, dq, lse, delta,
-        *bits, *out.stride()[:3], *grad.stride()[:3], *dq.stride()[:3], *strides,
-        q.shape[1], q.shape[1] // k.shape[1], planes, blocks, together, count, q.shape[2], k.shape[2],
-        low, high, scale, DIM=q.shape[3], DIM_V=v.shape[3], MASKED=mask is not None, LEFT=limits[0],
-        RIGHT=limits[1],
-        EXACT=q.dtype == torch.float16, STAGES=params["STAGES"], num_warps=4, maxnreg=168,
-    )  # fmt: skip
 
 
 def launch_key_gradient(
