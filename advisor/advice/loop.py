@@ -34,6 +34,8 @@ from advisor.trace.phases import PHASES
 
 #: Parameters of one shape that a model has at most; a block that tells of more is wrong.
 _MOST_ALIKE = 1_000_000
+#: Host time is what a change saves where the two differ by less than this share.
+_UNEXPLAINED = 0.25
 #: What numbers a call, and differs where nothing else does.
 _NUMBER = re.compile(
     rb'"(?:Ev Idx|External id|Sequence number|Record function id|Fwd thread id)"\s*:\s*-?\d+'
@@ -244,12 +246,14 @@ class Loop:
         saved_ns = self.step_ns - self.replay.step_ns(edits, "optimistic")
         return saved_ns < NEGLIGIBLE * self.step_ns
 
-    def host_ns_of(self, edits: Sequence[Edit]) -> float:
-        """Host time a step that likely goes with a change, without the profiler's part of it."""
+    def host_gain_ns(self, edits: Sequence[Edit]) -> float:
+        """Host time a step that likely goes with a change; 0 where that is not what shortens the step."""
         graph, speed = self.replay.graph, self.replay.speeds.likely
         change = Change(graph, edits)
         gone_ns = real_work_ns(graph, speed) @ (1.0 - change.host) - change.extra_host_ns.sum()
-        return float(gone_ns) * self.replay.result_scale / len(graph.windows)
+        found_ns = float(gone_ns) * self.replay.result_scale / len(graph.windows)
+        saved_ns = self.step_ns - self.replay.step_ns(edits)
+        return found_ns if abs(saved_ns - found_ns) < _UNEXPLAINED * saved_ns else 0.0
 
     def require(self, holds: object, why: str) -> None:
         """Raise `NotApplicable` unless something holds."""

@@ -153,11 +153,14 @@ def zero_grad(loop: Loop) -> Iterator[Finding]:
         f"{count(part.sum() / loop.steps, 'kernel')}, {duration(loop.per_step_ns(part))}"
         for part in (fills, added)
     )
+    edits: list[Edit] = [Remove(rows)]
+    host_ns, taken_ns = loop.host_gain_ns(edits), loop.per_step_ns(rows)
     yield Finding(
         title=f"zero_grad fills gradients: {filling} a step"
-        + (f"; adding to them takes {duration(loop.per_step_ns(added))}" if added.any() else ""),
+        + (f"; adding to them takes {duration(loop.per_step_ns(added))}" if added.any() else "")
+        + (f", and the host takes {duration(host_ns)} to launch all that" if host_ns > taken_ns else ""),
         evidence=[f"filling: {filling} a step", f"adding to what was filled: {adding} a step"],
-        edits=[Remove(rows)],
+        edits=edits,
         fix="def optimizer_zero_grad(self, epoch, batch_idx, optimizer):     # or drop it: the default\n"
         "    optimizer.zero_grad(set_to_none=True)",
         fix_torch="optimizer.zero_grad(set_to_none=True)",

@@ -54,7 +54,7 @@ def sync(loop: Loop) -> Iterator[Finding]:
             *_fetching(own),
             *_checking(loop, own),
         ]
-        host_ns = loop.host_ns_of(edits)
+        host_ns = loop.host_gain_ns(edits)
         fetching = f", and {duration(host_ns)} of its own time to fetch" if host_ns > held else ""
         for_nothing = loop.share(held) >= _LONG_WAIT and loop.hides(edits)
         yield Finding(

@@ -99,6 +99,8 @@ def checkpointing(loop: Loop) -> Iterator[Finding]:
         return
     host = host_of_checkpoints(loop, again)
     edits: list[Edit] = [Remove(rows), host] if host else [Remove(rows)]
+    host_ns = loop.host_gain_ns(edits)
+    launching = f", which the host takes {duration(host_ns)} to launch" if host_ns > again_ns else ""
     peak, total = loop.peak_memory_bytes, loop.memory_bytes
     if peak and total and peak > _FULL * total:
         return
@@ -106,8 +108,7 @@ def checkpointing(loop: Loop) -> Iterator[Finding]:
         f"peak memory is {size(peak)} of {size(total)}" if peak and total else "peak memory was not recorded"
     )
     yield Finding(
-        title=f"checkpointing computes {duration(again_ns)} of forward twice in each step, which the host "
-        f"takes {duration(loop.host_ns_of(edits))} to launch; {used}",
+        title=f"checkpointing computes {duration(again_ns)} of forward twice in each step{launching}; {used}",
         evidence=[
             f"{count(len(rows) / loop.steps, 'kernel')} of {duration(again_ns)} a step, "
             f"{percent(again_ns / max(backward_ns, 1.0))} of backward's time",

@@ -82,8 +82,8 @@ def fused(loop: Loop) -> Iterator[Finding]:
     edits: list[Edit] = [Fuse(groups, new)]
     if len(stretches):
         edits.append(stretches.removed)
-    host_ns = loop.host_ns_of(edits)
-    sooner = f", and the host {duration(host_ns)} less" if host_ns > now_ns else ""
+    host_ns = loop.host_gain_ns(edits)
+    sooner = f", and the host {duration(host_ns)} less" if host_ns > now_ns - float(new.likely) else ""
     form = "foreach" if foreach else "for-loop"
     given = loop.setting("optimizers", 0) or {}
     was = ", ".join(f"{key}={given[key]!r}" for key in ("fused", "foreach") if key in given) or form

@@ -216,9 +216,9 @@ def weight_casts(loop: Loop) -> Iterator[Finding]:
     update = np.flatnonzero(loop.in_phase("optimizer") & loop.counted & (loop.rows.dur_ns > _SMALL_NS))
     halved = _fp32_work(loop, {*rows, *others})
     edits: list[Edit] = [Remove(np.array(rows + others))]
-    host_ns, gone_ns = loop.host_ns_of(edits), loop.per_step_ns(np.array(rows + others))
-    launching = f", the host {duration(host_ns)} to launch them" if host_ns > gone_ns else ""
     edits += [_on_half_the_bytes(loop, at) for at in (update, halved) if len(at)]
+    host_ns, gone_ns = loop.host_gain_ns(edits), loop.per_step_ns(np.array(rows + others))
+    launching = f", the host {duration(host_ns)} to launch them" if host_ns > gone_ns else ""
     twice_ns = loop.per_step_ns(update) + loop.per_step_ns(halved)
     besides = f", and {duration(twice_ns)} of other kernels move twice the bytes" if twice_ns else ""
     yield Finding(

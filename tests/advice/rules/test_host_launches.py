@@ -163,6 +163,22 @@ def test_filling_gradients_with_zeros_is_told_with_the_additions_that_follow():
     assert saving(found, loop).likely_ns == pytest.approx(110, abs=25)
 
 
+def test_what_the_host_takes_to_fill_gradients_is_told_where_it_sets_the_pace():
+    # GIVEN ten fills of 2 µs, 20 on the host for each
+    def script(step: Step) -> None:
+        host_us = training(step, kernel_us=2)
+        step.range("Optimizer.zero_grad#AdamW.zero_grad", host_us, 205)
+        for i in range(10):
+            step.run("aten::zero_", host_us + 2 + i * 20, on_device=0, dur=2, kernel="fill")
+
+    loop = loop_of(script, step_us=330)
+    (found,) = audit("host.zero_grad", loop)
+
+    told_us = float(found.title.rpartition(" and the host takes ")[2].partition(" µs")[0])
+    assert told_us == pytest.approx(200, abs=15)
+    assert told_us == pytest.approx(saving(found, loop).likely_ns, rel=0.25)
+
+
 def test_dropping_gradients_launches_nothing_and_passes():
     def script(step: Step) -> None:
         step.range("Optimizer.zero_grad#AdamW.zero_grad", training(step), 100)

@@ -220,9 +220,12 @@ def test_what_only_fetches_a_value_goes_with_the_wait():
         step.run("aten::mm", at, on_device=at + 5, dur=2)
 
     loop = loop_of(script, step_us=760)
-    found = saving(audit("host.sync", loop)[0], loop)
+    (told,) = audit("host.sync", loop)
+    found = saving(told, loop)
 
     assert 100 < found.likely_ns < 400
+    # AND the title names the host's time beside the waits, since that is what is saved
+    assert f"wait 200 µs for the device, and {found.likely_ns:.0f} µs of its own time to fetch" in told.title
     # AND at worst another operator takes its place
     assert found.low_ns < 0.3 * found.likely_ns
 
