@@ -284,7 +284,8 @@ def _device_of(timeline: Timeline, override: str | None, devices_toml: Path | No
         from advisor.roofline.cpu_roof import cpu_name, measure_cpu
 
         context_device = timeline.trace.context.get("device")
-        made_on = context_device.get("name") if isinstance(context_device, Mapping) else None
+        stated = context_device.get("name") if isinstance(context_device, Mapping) else None
+        made_on = stated if isinstance(stated, str) else ""
         if made_on and made_on == cpu_name():
             return measure_cpu()
         return Device(

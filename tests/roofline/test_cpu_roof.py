@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 
 from advisor.roofline import cpu_roof
+from advisor.roofline.analysis import analyse_timeline
 from advisor.roofline.devices import Device
+from tests.trace.builder import Builder
 
 MS = 1_000_000
 
@@ -131,3 +133,9 @@ def test_single_precision_is_no_slower_than_double() -> None:
 
 def test_unknown_costs_raise_nothing() -> None:
     assert raised(cpu(), ("aten::mm", "vector_fp32", np.nan, np.nan, MS)) == cpu()
+
+
+@pytest.mark.parametrize("name", [1.5, ["x"], {"is": "x"}, True, ""])
+def test_a_name_of_the_cpu_that_is_no_text_is_not_taken(name):
+    timeline = Builder(device=None).context(device={"name": name}).op("aten::mm", 0, 50).join()
+    assert analyse_timeline(timeline).device.name == "CPU"
