@@ -4,9 +4,13 @@ Gluon is Triton's own language below Triton, for what its compiler does not deci
 experimental and is not interpreted: `AVAILABLE` says whether this Triton has what the kernels need.
 """
 
+import functools
 from typing import Any
 
+import torch
 from torch import Tensor
+
+from ._launch import next_power_of_2
 
 try:
     from triton.experimental import gluon
@@ -136,12 +140,18 @@ if AVAILABLE:
         return p
 
 
+@functools.cache
+def _layout(rows: int, cols: int, dtype: torch.dtype) -> Any:
+    # Worked out once: it takes longer than the rest of a descriptor.
+    of = gl.float16 if dtype == torch.float16 else gl.bfloat16
+    return gl.NVMMASharedLayout.get_default_for([1, 1, rows, cols], of)
+
+
 def described(x: Tensor, rows: int) -> Any:
     """A descriptor of x, (batch, heads, tokens, dim), for tiles of `rows` tokens of one head."""
-    block = [1, 1, rows, max(16, 1 << (x.shape[3] - 1).bit_length())]
-    dtype = gl.float16 if str(x.dtype) == "torch.float16" else gl.bfloat16
-    layout = gl.NVMMASharedLayout.get_default_for(block, dtype)
-    return TensorDescriptor(x, list(x.shape), list(x.stride()), block, layout)
+    cols = max(16, next_power_of_2(x.shape[3]))
+    layout = _layout(rows, cols, x.dtype)
+    return TensorDescriptor(x, list(x.shape), list(x.stride()), [1, 1, rows, cols], layout)
 
 
 def items(blocks: int, planes: int, programs: int, params: Any) -> tuple[int, int]:

@@ -94,7 +94,7 @@ def packed(mask: Tensor, transposed: bool = False) -> Tensor:
     own = mask[tuple(slice(0, 1) if mask.stride(d) == 0 else slice(None) for d in range(3))]
     count = cdiv(cols, 32 * _WORDS) * _WORDS
     words = torch.empty((*own.shape[:3], count), dtype=torch.int32, device=mask.device)
-    tile_rows, tile_words = (8, 4) if own.stride(3) == 1 else (128, 1)
+    tile_rows, tile_words = (32, 4) if own.stride(3) == 1 else (128, 1)
     grid = own.shape[0] * own.shape[1] * cdiv(own.shape[2], tile_rows) * cdiv(count, tile_words)
     pack_kernel[(grid,)](
         own.view(torch.uint8), words, *own.stride(), own.shape[1], own.shape[2], cols, count,
