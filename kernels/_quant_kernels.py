@@ -76,6 +76,17 @@ def _of_group(at, group, n_out, exists):
 
 
 @triton.jit
+def _of_block(at, block, n_out, exists, GROUPS: tl.constexpr):
+    """Scales or zero points of each group in a block, as many blocks after those at the pointers."""
+    at += tl.cast(block * GROUPS, tl.int64) * n_out
+    found = (tl.load(at, mask=exists, other=0),)
+    for _ in tl.static_range(GROUPS - 1):
+        at += n_out
+        found = found + (tl.load(at, mask=exists, other=0),)  # noqa: RUF005, Triton unpacks no tuples
+    return found
+
+
+@triton.jit
 def _split_kernel(
     x_ptr, packed_ptr, scale_ptr, zero_ptr, bias_ptr, y_ptr, n_rows, n_out, n_blocks, x_stride,
     BITS: tl.constexpr, GROUPS: tl.constexpr, X_ROWS: tl.constexpr, ROWS: tl.constexpr,
@@ -99,17 +110,22 @@ def _split_kernel(
     total = tl.zeros([WARPS, ROWS, X_ROWS], tl.float32)
     group_at = (warp * GROUPS).to(tl.int64) * n_out + w_row[None, :]
     w_exists = (w_row < n_out)[None, :]
-    if BITS == 4 and GROUPS == 1:
-        s_ahead = _of_group(scale_ptr + group_at, 0, n_out, w_exists & (warp < n_blocks))
+    if BITS == 4:
+        s_ahead = _of_block(scale_ptr + group_at, 0, n_out, w_exists & (warp < n_blocks), GROUPS)
+        if zero_ptr is not None:
+            z_ahead = _of_block(zero_ptr + group_at, 0, n_out, w_exists & (warp < n_blocks), GROUPS)
     for start in tl.range(0, n_blocks, WARPS * BLOCKS, num_stages=STAGES):
         for b in tl.static_range(BLOCKS):
             block = start + b * WARPS
             w = tl.load(w_at + block * SPAN, mask=block + own < n_blocks, other=0)
-            if BITS == 4 and GROUPS == 1:
+            if BITS == 4:
                 # Waited for a block later: few rows' scales are too narrow for asynchronous copies.
-                s = s_ahead
-                after = block + WARPS
-                s_ahead = _of_group(scale_ptr + group_at, after, n_out, w_exists & (after + warp < n_blocks))
+                s, after = s_ahead, block + WARPS
+                exists = w_exists & (after + warp < n_blocks)
+                s_ahead = _of_block(scale_ptr + group_at, after, n_out, exists, GROUPS)
+                if zero_ptr is not None:
+                    z = z_ahead
+                    z_ahead = _of_block(zero_ptr + group_at, after, n_out, exists, GROUPS)
             for i in tl.static_range(ELEMENTS):
                 x_exists = (x_row < n_rows)[None, None, :] & (block + own < n_blocks)
                 x = tl.load(x_at + (block * 128 + i * SPAN), mask=x_exists, other=0.0)
@@ -120,19 +136,13 @@ def _split_kernel(
                     if i % A_GROUP == 0:
                         part = tl.zeros([WARPS, ROWS, X_ROWS], tl.float32)
                         x_sum = tl.zeros([WARPS, ROWS, X_ROWS], tl.float32)
-                        group = block * GROUPS + i // A_GROUP
-                        exists = w_exists & (block + warp < n_blocks)
-                        if GROUPS > 1:
-                            s = _of_group(scale_ptr + group_at, group, n_out, exists)
-                        if zero_ptr is not None:
-                            z = _of_group(zero_ptr + group_at, group, n_out, exists)
                     part = tl.dot(q, x, part)
                     if zero_ptr is not None:
                         x_sum = tl.dot(tl.full(q.shape, 1.0, x.dtype), x, x_sum)
                     if i % A_GROUP == A_GROUP - 1:
                         if zero_ptr is not None:
-                            part -= (z - 8.0)[:, :, None] * x_sum
-                        total += part * s[:, :, None]
+                            part -= (z[i // A_GROUP].to(tl.float32) - 8.0)[:, :, None] * x_sum
+                        total += part * s[i // A_GROUP].to(tl.float32)[:, :, None]
     _finish(tl.sum(total, 0), x_row, w_row, scale_ptr, bias_ptr, y_ptr, n_rows, n_out, BITS)
 
 
