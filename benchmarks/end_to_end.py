@@ -236,7 +236,7 @@ def summary(rounds: list[dict[str, Any]]) -> dict[str, Any]:
                 for site in swaps["sites"]
             ],
             "stages": rounds[-1].get("stages"),
-            "remarks": swaps["remarks"][:20],
+            "remarks": swaps["remarks"][-20:],
         }
     return found
 
@@ -397,7 +397,8 @@ def _line(figures: dict[str, Any]) -> str:
     if "step_ms" not in figures:
         return str(figures.get("skipped") or figures.get("failed"))
     peak = f"{figures['peak_bytes'] / 1e9:6.2f} GB" if figures["peak_bytes"] else "-"
-    swaps = figures.get("swaps", {}).get("verdict", "")
+    told = figures.get("swaps", {})
+    swaps = "; ".join([told.get("verdict", ""), *(r for r in told.get("remarks", ()) if "CUDA graph" in r)])
     host = f"{figures['host_ms']:7.2f} ms host" if figures.get("host_ms") is not None else ""
     return f"{figures['step_ms']:9.2f} ms {host} {peak}  {figures['run_s'][-1]:6.1f} s  {swaps}"
 

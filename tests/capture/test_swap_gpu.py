@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from advisor import TrainingAdvisor
+from advisor.capture.swapping_engine import REPLAY
 from advisor.swap.modules import MARK
 from benchmarks.end_to_end import Repeated
 from benchmarks.end_to_end_models import GPT, Task, _next_token, _text, lightning, module
@@ -63,6 +64,8 @@ def test_a_naive_gpt_is_made_faster_learns_the_same_and_is_put_back(tmp_path):
     assert found["steps"]["swapped_p50_ms"] < 0.8 * found["steps"]["eager_p50_ms"]
     assert found["steps"]["swapped_peak_bytes"] <= found["steps"]["eager_peak_bytes"]
     assert found["pause_s"] < 12
+    assert any("is replayed as a CUDA graph" in remark for remark in found["remarks"]), found["remarks"]
+    assert not [site["what"] for site in found["sites"] if site["reason"].startswith("not tried")]
     for site in found["sites"]:
         for trial in site["trials"]:
             assert trial["refused"] or trial["candidate"] != site["chosen"] or trial["time_ms"] is not None
@@ -70,6 +73,17 @@ def test_a_naive_gpt_is_made_faster_learns_the_same_and_is_put_back(tmp_path):
     assert not any(hasattr(type(part), MARK) for part in loop.modules())
     assert "training_step" in vars(type(loop))
     assert type(loop).__name__ == "Loop"
+
+
+def test_unreplayed_a_naive_gpt_is_made_faster_too(tmp_path, monkeypatch):
+    monkeypatch.setenv(REPLAY, "0")
+
+    fit(tmp_path, advisor())
+
+    found = result(tmp_path)
+    assert found["kept"] is True, found["verdict"]
+    assert not any("CUDA graph" in remark for remark in found["remarks"])
+    assert found["steps"]["swapped_p50_ms"] < 0.9 * found["steps"]["eager_p50_ms"]
 
 
 def test_batches_until_swap_begins_are_bit_equal(tmp_path):
