@@ -65,8 +65,8 @@ LIMITS = {torch.int8: 127, torch.float8_e4m3fn: 448}
 def split_count(programs: int, slots: int, tiles: int) -> int:
     """The fewest splits whose time is near the least.
 
-    Programs run in waves of `slots`. A wave takes the tiles of a split, and `_PROGRAM_TILES` for what programs
-    cost besides. Within 2 % of the least is near enough.
+    Programs run in waves of `slots`. A wave takes the tiles of a split, and `_PROGRAM_TILES` for what a
+    program costs besides. Within 2 % of the least is near enough.
 
     Args:
         programs: of one split.

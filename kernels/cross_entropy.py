@@ -102,13 +102,16 @@ def _cross_entropy_kernel(
     x_ptr, target_ptr, loss_weight_ptr, grad_weight_ptr, loss_ptr, lse_ptr, grad_ptr,
     x_stride, grad_weight_stride, n_cols, n_written, ignore_index, smoothing, z_weight,
     SMOOTH: tl.constexpr, KNOWN_LSE: tl.constexpr, GRADIENT: tl.constexpr,
-    GROUP: tl.constexpr, BLOCK: tl.constexpr,
+    GROUP: tl.constexpr, BLOCK: tl.constexpr, EDGE: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     # A tile is groups of one wide load each. A group has its own running peak and sum: they stay within a
     # thread, and no thread waits for another before the row is done.
     groups = tl.arange(0, BLOCK // GROUP)[:, None] * GROUP
     at = groups + tl.arange(0, GROUP)[None, :]
+    # At a row's ends tiles are smaller, since masks cost as much as sums and most of such a tile is outside.
+    edge_groups = tl.arange(0, EDGE // GROUP)[:, None] * GROUP
+    edge_at = edge_groups + tl.arange(0, GROUP)[None, :]
     # Columns count from an aligned address; the row's first element lies `shift` after it.
     base = (row * x_stride) // GROUP * GROUP
     shift = (row * x_stride - base).to(tl.int32)
@@ -118,10 +121,10 @@ def _cross_entropy_kernel(
     kept = target != ignore_index
     real = (target >= 0) & (target < n_cols)
     picked = tl.load(x_ptr + row * x_stride + target, mask=kept & real, other=float("nan")).to(tl.float32)
-    # Tiles from `first` to `tail` lie within the row and need no masks; at most one before, few after.
+    # Tiles from `first` to `tail` lie within the row and need no masks; at most one edge before, few after.
     before = tl.where(shift > 0, 1, 0)
-    first = before * BLOCK
-    tail = tl.where(kept, tl.maximum(end // BLOCK * BLOCK, first), first)
+    first = before * EDGE
+    tail = tl.where(kept, first + tl.maximum(end - first, 0) // BLOCK * BLOCK, first)
 
     if KNOWN_LSE:
         top = tl.load(lse_ptr + 2 * row)
@@ -141,21 +144,26 @@ def _cross_entropy_kernel(
             if SMOOTH:
                 spread += tl.sum(x - pivot, axis=1)
             peak, total = _joined(x, peak, total)
-        for edge in range(tl.where(kept, before + tl.cdiv(end - tail, BLOCK), 0)):
-            start = tl.where(edge < before, 0, tail + (edge - before) * BLOCK)
-            x = _edge(x_row, start, groups, shift, end, GROUP)
+        edge_peak = tl.full([EDGE // GROUP], float("-inf"), tl.float32)
+        edge_total = tl.zeros([EDGE // GROUP], tl.float32)
+        edge_spread = tl.zeros([EDGE // GROUP], tl.float32)
+        for edge in range(tl.where(kept, before + tl.cdiv(tl.maximum(end - tail, 0), EDGE), 0)):
+            start = tl.where(edge < before, 0, tail + (edge - before) * EDGE)
+            x = _edge(x_row, start, edge_groups, shift, end, GROUP)
             if SMOOTH:
-                inside = (start + at >= shift) & (start + at < end)
-                spread += tl.sum(tl.where(inside, x - pivot, 0.0), axis=1)
-            peak, total = _joined(x, peak, total)
-        top = tl.max(peak, axis=0)
-        whole = tl.sum(total * exp(peak - tl.where(top == float("-inf"), 0.0, top), False), axis=0)
+                inside = (start + edge_at >= shift) & (start + edge_at < end)
+                edge_spread += tl.sum(tl.where(inside, x - pivot, 0.0), axis=1)
+            edge_peak, edge_total = _joined(x, edge_peak, edge_total)
+        top = tl.maximum(tl.max(peak, axis=0), tl.max(edge_peak, axis=0))
+        base_peak = tl.where(top == float("-inf"), 0.0, top)
+        whole = tl.sum(total * exp(peak - base_peak, False), axis=0)
+        whole += tl.sum(edge_total * exp(edge_peak - base_peak, False), axis=0)
         beyond = tl.log(whole)
         lse = top + beyond
         # Differences first: logits may be large and close together.
         loss = (top - picked) + beyond + z_weight * lse * lse
         if SMOOTH:
-            loss -= smoothing / n_cols * tl.sum(spread, axis=0)
+            loss -= smoothing / n_cols * (tl.sum(spread, axis=0) + tl.sum(edge_spread, axis=0))
         loss = tl.where(kept, loss, 0.0)
         if loss_weight_ptr is not None:
             loss *= tl.load(loss_weight_ptr)
@@ -182,13 +190,13 @@ def _cross_entropy_kernel(
             x = widened(tl.load(x_row + start + at, eviction_policy="evict_first"))
             g = tl.exp2(tl.fma(x, 1.4426950408889634, -top_2)) * owed - push
             tl.store(grad_row + start + at, g.to(grad_ptr.dtype.element_ty), eviction_policy="evict_first")
-        for edge in range(before + tl.cdiv(last - tail, BLOCK)):
-            start = tl.where(edge < before, 0, tail + (edge - before) * BLOCK)
-            cols = start + at
-            x = _edge(x_row, start, groups, shift, tl.where(kept, end, 0), GROUP)
+        for edge in range(before + tl.cdiv(tl.maximum(last - tail, 0), EDGE)):
+            start = tl.where(edge < before, 0, tail + (edge - before) * EDGE)
+            cols = start + edge_at
+            x = _edge(x_row, start, edge_groups, shift, tl.where(kept, end, 0), GROUP)
             g = tl.exp2(tl.fma(x, 1.4426950408889634, -top_2)) * owed - push
             g = tl.where((cols >= shift) & (cols < end) & kept, g, 0.0).to(grad_ptr.dtype.element_ty)
-            filled = (start + groups >= shift) & (start + groups + GROUP <= last)
+            filled = (start + edge_groups >= shift) & (start + edge_groups + GROUP <= last)
             tl.store(grad_row + cols, g, mask=filled)
             tl.store(grad_row + cols, g, mask=(cols >= shift) & (cols < last) & (filled == 0))
         # The target's own is set right when all are written, which spares a comparison an element. Summed so
@@ -241,6 +249,8 @@ def launch_rows(
         group = 1
     params = dict(ROWS.pick(n_cols, logits.device))
     params["BLOCK"] = min(params["BLOCK"], max(next_power_of_2(n_cols + group), 64))
+    # One wide load a thread.
+    params["EDGE"] = min(params["BLOCK"], 32 * params["num_warps"] * group)
     per_row = grad_weight is not None and grad_weight.numel() > 1
     _cross_entropy_kernel[(n_rows,)](
         logits, target, loss_weight, grad_weight, loss, lse, grad,
