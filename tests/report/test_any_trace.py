@@ -32,7 +32,7 @@ CATEGORIES = [
 TIMES = st.one_of(
     st.integers(0, 300), st.floats(-10, 1e3), st.sampled_from([0, 1.7e15, -5, 1e300, None, "12.5", "soon"])
 )
-SMALL = st.one_of(st.integers(-2, 3), st.sampled_from([None, "1", 2**70, 1.5]))
+SMALL = st.one_of(st.integers(-2, 3), st.sampled_from([None, "1", 2**63, 2**70, 1.5]))
 DIMS = st.one_of(
     st.lists(st.one_of(st.lists(st.integers(-1, 64), max_size=3), st.integers(0, 9)), max_size=4),
     st.sampled_from(["", None, [[[2, 2]], []]]),
@@ -46,7 +46,9 @@ ARGS = st.fixed_dictionaries(
         "bytes": SMALL,
         "grid": st.sampled_from([[1, 1, 1], [0, 0, 0], [108, 2, 1], "big"]),
         "Input Dims": DIMS,
-        "Input type": st.lists(st.sampled_from(["float", "c10::Half", "Scalar", "", 3]), max_size=4),
+        "Input type": st.lists(
+            st.sampled_from(["float", "c10::Half", "Scalar", "", 3, ["float"]]), max_size=4
+        ),
         "Concrete Inputs": st.lists(st.sampled_from(["", "1", "[2, 2]"]), max_size=4),
         "Sequence number": SMALL,
         "Fwd thread id": SMALL,
@@ -73,6 +75,8 @@ CONTEXTS = st.sampled_from(
         {"baseline": {"median_ms": 0.05}, "accumulate_grad_batches": 2},
         {"baseline": 3, "parameters": {"shape": 1}, "flags": [], "device": "gpu", "after": 1},
         {"parameters": [{"shape": [4, "x"], "count": -1}], "accumulate_grad_batches": "two"},
+        {"parameters": [3, {"shape": 1}], "device": {"name": 1.5, "total_memory_bytes": ["80"]}},
+        {"optimizers": [{"class": ["AdamW"]}], "peak_memory_bytes": {"in_window": {}}},
     ]
 )
 
