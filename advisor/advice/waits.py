@@ -162,7 +162,7 @@ def cause_of(call: str, chain: Sequence[str]) -> str:
         if any(re.search(pattern, name) for name in chain):
             return cause
     if chain:
-        return chain[-1]
+        return one_line(chain[-1])
     return next((cause for part, cause in _BARE if part in call), call)
 
 

@@ -251,6 +251,8 @@ def test_an_operators_name_stays_in_the_comment_of_a_fix():
     (found,) = audit("host.sync", loop_of(script, step_us=680))
 
     assert "# mine::read import os: every n-th step only" in found.fix
+    assert "\n" not in found.title
+    assert not [line for line in found.evidence if "\n" in line]
     assert "\nimport os" not in found.fix + found.fix_torch
 
 
