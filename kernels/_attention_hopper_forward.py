@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from ._attention_hopper_tiles import AVAILABLE, ROWS, described, items
-from ._attention_masks import arguments
+from ._attention_masks import PER_KEY, arguments, kind
 
 if AVAILABLE:
     from ._attention_hopper_tiles import (
@@ -27,6 +27,7 @@ if AVAILABLE:
         gl,
         gluon,
         key_blocks,
+        load_bias,
         load_bits,
         masked_by,
         mbarrier,
@@ -82,16 +83,18 @@ if AVAILABLE:
 
     @gluon.jit
     def probabilities(
-        raw, top, total, edge, code, bits, row, col, n_k, low, high, factor,
+        raw, top, total, edge, code, bits, row, col, n_k, low, high, factor, scale_2,
         MASKED: gl.constexpr, LEFT: gl.constexpr, RIGHT: gl.constexpr, EXACT: gl.constexpr,
     ):  # fmt: skip
         """Of a block of scores, with what joins it to the blocks before: maximum, sum, shrinkage of both.
 
         A row's maximum, scaled, is rounded alike in all that is made of it, so that the rounding cancels.
         """
-        if MASKED:
+        if MASKED == 1:
             if code == 1:
                 raw = masked_by(raw, bits)
+        if MASKED == 2:
+            raw = gl.fma(raw, scale_2, bits)
         if edge:
             raw = seen_alone(raw, row, col, n_k, low, high, LEFT, RIGHT)
         new_top = gl.maximum(top, gl.max(raw, 1))
@@ -108,7 +111,7 @@ if AVAILABLE:
     def block_step(
         raw_layout: gl.constexpr, queries, k_tiles, v_tiles, k_ready, k_empty, v_ready, v_empty,
         acc, weights, top, total, count, edge, code, words, row, col, n_q, n_k, low, high,
-        factor, MASKED: gl.constexpr, LEFT: gl.constexpr, RIGHT: gl.constexpr, EXACT: gl.constexpr,
+        factor, scale_2, MASKED: gl.constexpr, LEFT: gl.constexpr, RIGHT: gl.constexpr, EXACT: gl.constexpr,
         STAGES: gl.constexpr,
     ):  # fmt: skip
         """Scores of one more block; beside their softmax runs the product of the weights before them."""
@@ -117,7 +120,11 @@ if AVAILABLE:
         ROWS: gl.constexpr = queries.shape[0]
         BLOCK_N: gl.constexpr = k_tiles.shape[3]
         # Asked for early: they come while the scores are worked out.
-        bits = load_bits(words + col // 32, row, n_q, BLOCK_N, raw_layout) if MASKED else 0
+        bits = 0
+        if MASKED == 1:
+            bits = load_bits(words + col // 32, row, n_q, BLOCK_N, raw_layout)
+        if MASKED == 2:
+            bits = load_bias(words + col, col, n_k, 0, raw_layout)[None, :]
         raw = gl.zeros([ROWS, BLOCK_N], gl.float32, raw_layout)
         mbarrier.wait(k_ready.index(at), phase)
         raw = warpgroup_mma(queries, rows_of(k_tiles, at).permute((1, 0)), raw, use_acc=False, is_async=True)
@@ -126,7 +133,8 @@ if AVAILABLE:
         raw = warpgroup_mma_wait(num_outstanding=1, deps=(raw,))
         mbarrier.arrive(k_empty.index(at), count=1)
         p, top, total, shrink = probabilities(
-            raw, top, total, edge, code, bits, row, col, n_k, low, high, factor, MASKED, LEFT, RIGHT, EXACT,
+            raw, top, total, edge, code, bits, row, col, n_k, low, high, factor, scale_2,
+            MASKED, LEFT, RIGHT, EXACT,
         )  # fmt: skip
         acc, weights = warpgroup_mma_wait(num_outstanding=0, deps=(acc, weights))
         mbarrier.arrive(v_empty.index(before), count=1)
@@ -150,7 +158,9 @@ if AVAILABLE:
         raw_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
         acc_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLS_V, 16])
         weight_layout: gl.constexpr = gl.DotOperandLayout(0, acc_layout, 2)
-        factor = scale * 1.4426950408889634
+        # With a bias scores are scaled before it is added.
+        scale_2 = scale * 1.4426950408889634
+        factor = 1.0 if MASKED == 2 else scale_2
         queries = rows_of(q_tiles, PART)
         turn, count = 0, 0
         for item in range(gl.program_id(0), n_items, gl.num_programs(0)):
@@ -174,12 +184,20 @@ if AVAILABLE:
             top = gl.full([ROWS], float("-inf"), gl.float32, gl.SliceLayout(1, raw_layout))
             total = gl.full([ROWS], 0.0, gl.float32, gl.SliceLayout(1, raw_layout))
             i = row + gl.arange(0, ROWS, layout=gl.SliceLayout(1, raw_layout)).to(gl.int64)
-            words = mask + batch.to(gl.int64) * m_b + head.to(gl.int64) * m_h + i * m_m
+            words = mask + batch.to(gl.int64) * m_b + head.to(gl.int64) * m_h
+            if MASKED == 2:
+                words += gl.arange(0, BLOCK_N, layout=gl.SliceLayout(0, raw_layout))
+            else:
+                words += i * m_m
             col = (stop - 1) * BLOCK_N
-            bits = load_bits(words + col // 32, row, n_q, BLOCK_N, raw_layout) if MASKED else 0
+            bits = 0
+            if MASKED == 1:
+                bits = load_bits(words + col // 32, row, n_q, BLOCK_N, raw_layout)
+            if MASKED == 2:
+                bits = load_bias(words + col, col, n_k, 0, raw_layout)[None, :]
             p, top, total, _ = probabilities(
                 raw, top, total, stop > until, 1, bits, row, col, n_k, low, high,
-                factor, MASKED, LEFT, RIGHT, EXACT,
+                factor, scale_2, MASKED, LEFT, RIGHT, EXACT,
             )  # fmt: skip
             weights = gl.convert_layout(p.to(dtype), weight_layout)
             acc = gl.zeros([ROWS, COLS_V], gl.float32, acc_layout)
@@ -192,7 +210,8 @@ if AVAILABLE:
                     acc, weights, top, total = block_step(
                         raw_layout, queries, k_tiles, v_tiles, k_ready, k_empty, v_ready, v_empty,
                         acc, weights, top, total, count, (at < whole) | (at >= until), code, words, row,
-                        at * BLOCK_N, n_q, n_k, low, high, factor, MASKED, LEFT, RIGHT, EXACT, STAGES,
+                        at * BLOCK_N, n_q, n_k, low, high, factor, scale_2,
+                        MASKED, LEFT, RIGHT, EXACT, STAGES,
                     )  # fmt: skip
                     count += 1
             # No scores of this block of queries are to come: the next block's may.
@@ -306,7 +325,7 @@ def launch_forward(
     Args:
         q, k, v: (batch, heads, tokens, dim), 16 bits an element, rows aligned as the copy engine needs them.
         out, lse: where the results go.
-        mask: as `packed` gives it.
+        mask: as `prepared` gives it.
         scale: of the scores.
         low: key j is seen by query i only if ``j - i >= low``, if the first of `limits` is set.
         high: and only if ``j - i <= high``, if the second is.
@@ -314,7 +333,9 @@ def launch_forward(
         programs: how many the device holds at a time.
         params: BLOCK (keys a tile), GROUPS, STAGES, PERSISTENT.
     """
-    groups, block_n = params["GROUPS"], params["BLOCK"]
+    block_n = params["BLOCK"]
+    # Three groups have 160 registers a thread, into which a bias does not fit.
+    groups = 2 if kind(mask) == PER_KEY else params["GROUPS"]
     blocks, planes = -(-q.shape[2] // (ROWS * groups)), q.shape[0] * q.shape[1]
     count, grid = items(blocks, planes, programs, params)
     bits, strides = arguments(mask, ROWS * groups, block_n, lse)
@@ -322,7 +343,7 @@ def launch_forward(
         described(q, ROWS), described(k, block_n), described(v, block_n), out, lse, *bits,
         *out.stride()[:3], *strides,
         q.shape[1], q.shape[1] // k.shape[1], planes, blocks, together, count, q.shape[2], k.shape[2],
-        low, high, scale, DIM_V=v.shape[3], MASKED=mask is not None, LEFT=limits[0], RIGHT=limits[1],
+        low, high, scale, DIM_V=v.shape[3], MASKED=kind(mask), LEFT=limits[0], RIGHT=limits[1],
         EXACT=q.dtype == torch.float16, GROUPS=groups, STAGES=params["STAGES"], num_warps=4,
         # What is not fused by name rounds once more: the maximum must do so everywhere alike.
         maxnreg=168 if groups == 2 else 128, enable_fp_fusion=False,

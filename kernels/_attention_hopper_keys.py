@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ._attention_hopper_tiles import AVAILABLE, ROWS, described, items
-from ._attention_masks import arguments
+from ._attention_masks import arguments, kind
 
 if AVAILABLE:
     from ._attention_hopper_tiles import (
@@ -22,6 +22,7 @@ if AVAILABLE:
         gl,
         gluon,
         key_blocks,
+        load_bias,
         load_bits,
         load_pair,
         masked_by,
@@ -72,7 +73,7 @@ if AVAILABLE:
     @gluon.jit
     def key_step(
         keys, values, q_tiles, g_tiles, ready, empty, acc_k, acc_v, lse, delta, count, edge, code,
-        words, row, col, n_q, n_k, low, high, factor,
+        words, row, col, n_q, n_k, low, high, factor, scale_2,
         raw_layout: gl.constexpr, MASKED: gl.constexpr, LEFT: gl.constexpr, RIGHT: gl.constexpr,
         EXACT: gl.constexpr, STAGES: gl.constexpr,
     ):  # fmt: skip
@@ -83,7 +84,11 @@ if AVAILABLE:
         i = row + gl.arange(0, BLOCK, layout=gl.SliceLayout(0, raw_layout))
         row_lse = gl.load(lse + i, mask=i < n_q, other=float("inf"))
         row_delta = gl.load(delta + i, mask=i < n_q, other=0.0)
-        bits = load_bits(words + row // 32, col, n_k, BLOCK, raw_layout) if MASKED else 0
+        bits = 0
+        if MASKED == 1:
+            bits = load_bits(words + row // 32, col, n_k, BLOCK, raw_layout)
+        if MASKED == 2:
+            bits = load_bias(words, col, n_k, 1, raw_layout)[:, None]
         mbarrier.wait(ready.index(at), (count // STAGES) & 1)
         queries, grads = rows_of(q_tiles, at), rows_of(g_tiles, at)
         raw = gl.zeros([M, BLOCK], gl.float32, raw_layout)
@@ -92,9 +97,11 @@ if AVAILABLE:
         dp = gl.zeros([M, BLOCK], gl.float32, raw_layout) - row_delta[None, :]
         dp = warpgroup_mma(values, grads.permute((1, 0)), dp, is_async=True)
         raw = warpgroup_mma_wait(num_outstanding=1, deps=(raw,))
-        if MASKED:
+        if MASKED == 1:
             if code == 1:
                 raw = masked_by(raw, bits)
+        if MASKED == 2:
+            raw = gl.fma(raw, scale_2, bits)
         if LEFT or RIGHT:
             if edge:
                 j = col + gl.arange(0, M, layout=gl.SliceLayout(1, raw_layout))[:, None]
@@ -132,7 +139,9 @@ if AVAILABLE:
         raw_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK, 16])
         k_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLS, 16])
         v_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLS_V, 16])
-        factor = scale * 1.4426950408889634
+        # With a bias scores are scaled before it is added.
+        scale_2 = scale * 1.4426950408889634
+        factor = 1.0 if MASKED == 2 else scale_2
         keys, values = rows_of(k_tiles, PART), rows_of(v_tiles, PART)
         # Queries past the end need no mask: their lse is infinite. Keys past the end are not stored.
         whole_q = gl.cdiv(n_q, BLOCK) * BLOCK
@@ -161,7 +170,8 @@ if AVAILABLE:
                         acc_k, acc_v = key_step(
                             keys, values, q_tiles, g_tiles, ready, empty, acc_k, acc_v, lse + stat,
                             delta + stat, count, (step < whole) | (step >= until), code, words, step * BLOCK,
-                            col, n_q, n_k, low, high, factor, raw_layout, MASKED, LEFT, RIGHT, EXACT, STAGES,
+                            col, n_q, n_k, low, high, factor, scale_2, raw_layout,
+                            MASKED, LEFT, RIGHT, EXACT, STAGES,
                         )  # fmt: skip
                         count += 1
             mbarrier.arrive(own_empty, count=1)
@@ -238,7 +248,7 @@ def launch_key_gradient(
         described(v, ROWS), dk, dv, lse, delta, *bits, *dk.stride()[:4], *dv.stride()[:4], *strides,
         heads_k, q.shape[1] // heads_k // splits, splits, planes, blocks, together, count,
         q.shape[2], k.shape[2], low, high, scale, DIM=q.shape[3], DIM_V=v.shape[3],
-        MASKED=mask is not None, LEFT=limits[0], RIGHT=limits[1], EXACT=q.dtype == torch.float16,
+        MASKED=kind(mask), LEFT=limits[0], RIGHT=limits[1], EXACT=q.dtype == torch.float16,
         STAGES=params["STAGES"],
         num_warps=4, maxnreg=168,
     )  # fmt: skip

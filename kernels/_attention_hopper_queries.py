@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ._attention_hopper_tiles import AVAILABLE, ROWS, described, items
-from ._attention_masks import arguments
+from ._attention_masks import arguments, kind
 
 if AVAILABLE:
     from ._attention_hopper_tiles import (
@@ -22,6 +22,7 @@ if AVAILABLE:
         gl,
         gluon,
         key_blocks,
+        load_bias,
         load_bits,
         load_pair,
         masked_by,
@@ -68,7 +69,7 @@ if AVAILABLE:
     @gluon.jit
     def query_step(
         queries, grads, k_tiles, v_tiles, ready, empty, acc, row_lse, row_delta, count, edge, code,
-        words, row, col, n_q, n_k, low, high, factor,
+        words, row, col, n_q, n_k, low, high, factor, scale_2,
         raw_layout: gl.constexpr, MASKED: gl.constexpr, LEFT: gl.constexpr, RIGHT: gl.constexpr,
         EXACT: gl.constexpr, STAGES: gl.constexpr,
     ):  # fmt: skip
@@ -76,7 +77,11 @@ if AVAILABLE:
         M: gl.constexpr = queries.shape[0]
         BLOCK: gl.constexpr = k_tiles.shape[3]
         at = count % STAGES
-        bits = load_bits(words + col // 32, row, n_q, BLOCK, raw_layout) if MASKED else 0
+        bits = 0
+        if MASKED == 1:
+            bits = load_bits(words + col // 32, row, n_q, BLOCK, raw_layout)
+        if MASKED == 2:
+            bits = load_bias(words + col, col, n_k, 0, raw_layout)[None, :]
         mbarrier.wait(ready.index(at), (count // STAGES) & 1)
         keys, values = rows_of(k_tiles, at), rows_of(v_tiles, at)
         raw = gl.zeros([M, BLOCK], gl.float32, raw_layout)
@@ -84,9 +89,11 @@ if AVAILABLE:
         dp = gl.zeros([M, BLOCK], gl.float32, raw_layout)
         dp = warpgroup_mma(grads, values.permute((1, 0)), dp, use_acc=False, is_async=True)
         raw = warpgroup_mma_wait(num_outstanding=1, deps=(raw,))
-        if MASKED:
+        if MASKED == 1:
             if code == 1:
                 raw = masked_by(raw, bits)
+        if MASKED == 2:
+            raw = gl.fma(raw, scale_2, bits)
         if edge:
             raw = seen_alone(raw, row, col, n_k, low, high, LEFT, RIGHT)
         p = exponentials(raw, row_lse[:, None], factor, EXACT)
@@ -116,7 +123,9 @@ if AVAILABLE:
         raw_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK, 16])
         acc_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLS, 16])
         load_layout: gl.constexpr = gl.BlockedLayout([1, 8], [32 // LANES, LANES], [4, 1], [1, 0])
-        factor = scale * 1.4426950408889634
+        # With a bias scores are scaled before it is added.
+        scale_2 = scale * 1.4426950408889634
+        factor = 1.0 if MASKED == 2 else scale_2
         queries, grads = rows_of(q_tiles, PART), rows_of(g_tiles, PART)
         turn, count = 0, 0
         for item in range(gl.program_id(0), n_items, gl.num_programs(0)):
@@ -139,7 +148,11 @@ if AVAILABLE:
             i = row + gl.arange(0, ROWS, layout=gl.SliceLayout(1, raw_layout))
             row_lse = gl.load(lse + plane.to(gl.int64) * n_q + i, mask=i < n_q, other=float("inf"))
 
-            words = mask + batch.to(gl.int64) * m_b + head.to(gl.int64) * m_h + i.to(gl.int64) * m_m
+            words = mask + batch.to(gl.int64) * m_b + head.to(gl.int64) * m_h
+            if MASKED == 2:
+                words += gl.arange(0, BLOCK, layout=gl.SliceLayout(0, raw_layout))
+            else:
+                words += i.to(gl.int64) * m_m
             acc = gl.zeros([ROWS, COLS], gl.float32, acc_layout)
             mbarrier.wait(own_ready, turn & 1)
             of_blocks = codes + batch.to(gl.int64) * c_b + head.to(gl.int64) * c_h + block.to(gl.int64) * c_m
@@ -149,7 +162,7 @@ if AVAILABLE:
                     acc = query_step(
                         queries, grads, k_tiles, v_tiles, ready, empty, acc, row_lse, row_delta, count,
                         (step < whole) | (step >= until), code, words, row, step * BLOCK, n_q, n_k, low, high,
-                        factor, raw_layout, MASKED, LEFT, RIGHT, EXACT, STAGES,
+                        factor, scale_2, raw_layout, MASKED, LEFT, RIGHT, EXACT, STAGES,
                     )  # fmt: skip
                     count += 1
             mbarrier.arrive(own_empty, count=1)
@@ -224,7 +237,7 @@ def launch_query_gradient(
         described(v, params["BLOCK"]), out, grad, dq, lse, delta,
         *bits, *out.stride()[:3], *grad.stride()[:3], *dq.stride()[:3], *strides,
         q.shape[1], q.shape[1] // k.shape[1], planes, blocks, together, count, q.shape[2], k.shape[2],
-        low, high, scale, DIM=q.shape[3], DIM_V=v.shape[3], MASKED=mask is not None, LEFT=limits[0],
+        low, high, scale, DIM=q.shape[3], DIM_V=v.shape[3], MASKED=kind(mask), LEFT=limits[0],
         RIGHT=limits[1],
         EXACT=q.dtype == torch.float16, STAGES=params["STAGES"], num_warps=4, maxnreg=168,
     )  # fmt: skip

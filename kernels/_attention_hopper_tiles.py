@@ -87,7 +87,7 @@ if AVAILABLE:
     @gluon.jit
     def code_of(codes, at, MASKED: gl.constexpr):
         """Whether a mask hides all (0), some (1) or none (2) of a block."""
-        return gl.load(codes + at) if MASKED else 1
+        return gl.load(codes + at) if MASKED == 1 else 1
 
     @gluon.jit
     def load_bits(words, row, end, BLOCK: gl.constexpr, layout: gl.constexpr):
@@ -102,6 +102,13 @@ if AVAILABLE:
         for part in gl.static_range(1, BLOCK // 32):
             bits = gl.where(j < 32 * part, bits, gl.load(words + part, mask=inside, other=0)[:, None])
         return bits
+
+    @gluon.jit
+    def load_bias(where, first, end, AXIS: gl.constexpr, layout: gl.constexpr):
+        """Of each key from `first` on, what is added to its scores; keys lie along the axis beside `AXIS`."""
+        SIZE: gl.constexpr = where.shape[0]
+        j = first + gl.arange(0, SIZE, layout=gl.SliceLayout(AXIS, layout))
+        return gl.load(where, mask=j < end, other=0.0)
 
     @gluon.jit
     def masked_by(raw, bits):
@@ -168,6 +175,7 @@ if AVAILABLE:
         "gl",
         "gluon",
         "key_blocks",
+        "load_bias",
         "load_bits",
         "load_pair",
         "masked_by",

@@ -37,7 +37,7 @@ class Tiles:
     """The launch tables of one kernel: plain, fp32, and with what takes registers (bias, soft-cap, dropout).
 
     `by_role` has the rows of the kernel with warps of different roles, `roles(...)` or empty for none; where
-    there is one, plain attention and bool masks take it.
+    there is one, plain attention takes it, also with bool masks and with a bias that all queries share.
 
     Sizes are head dimensions, padded to a power of two. The defaults fit in 99 KiB of shared memory.
     """
@@ -62,7 +62,9 @@ class Tiles:
     def pick_roles(self, q: Tensor, options: Mapping[str, Any]) -> Params:
         """The parameters of the kernel with warps of different roles; empty where it is not to be used."""
         beyond = ("PACKED", "SOFTCAP", "DROPOUT")
-        if q.dtype == torch.float32 or options["BIAS"] > 1 or any(options[name] for name in beyond):
+        if q.dtype == torch.float32 or any(options[name] for name in beyond):
+            return {}
+        if options["BIAS"] > 1 and not options["PER_KEY"]:
             return {}
         return self.roles.pick(max(options["COLS"], options["COLS_V"]), q.device)
 

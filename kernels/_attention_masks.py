@@ -4,6 +4,8 @@ A byte for each score is an instruction and an address for each score in every h
 to. As bits, a row's share of a tile of 128 keys is four words, and a mask that heads share stays in L2.
 """
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -103,11 +105,39 @@ def packed(mask: Tensor, transposed: bool = False) -> Tensor:
     return words.expand(batch, heads, rows, count)
 
 
+#: What a kernel is told of a mask: nothing, bits of packed scores, or numbers that are added for a key.
+NOTHING, BITS, PER_KEY = 0, 1, 2
+
+
+def prepared(bias: Tensor | None, transposed: bool = False) -> Tensor | None:
+    """A mask as the kernels with roles take it.
+
+    Args:
+        bias: (batch, heads, queries, keys), expanded; bool, or added and the same for all queries.
+        transposed: whether bits are to lie along queries.
+
+    Returns:
+        Packed bits, or (batch, heads, keys) fp32 in base-2 units, expanded as the bias is.
+    """
+    if bias is None or bias.dtype == torch.bool:
+        return None if bias is None else packed(bias, transposed)
+    batch, heads, _, keys = bias.shape
+    own = bias[tuple(slice(0, 1) if bias.stride(d) == 0 else slice(None) for d in range(2))][:, :, 0]
+    return (own.to(torch.float32) * math.log2(math.e)).contiguous().expand(batch, heads, keys)
+
+
+def kind(mask: Tensor | None) -> int:
+    """Of a mask as `prepared` gives it."""
+    return NOTHING if mask is None else BITS if mask.dtype == torch.int32 else PER_KEY
+
+
 def arguments(
-    words: Tensor | None, rows: int, block: int, stand_in: Tensor
+    mask: Tensor | None, rows: int, block: int, stand_in: Tensor
 ) -> tuple[tuple[Tensor, Tensor], tuple[int, ...]]:
-    """What a kernel is given of a mask: bits and codes of blocks, then their strides; or anything."""
-    if words is None:
+    """What a kernel is given of a mask and of the codes of its blocks, then their strides; or anything."""
+    if mask is None:
         return (stand_in, stand_in), (0,) * 6
-    codes = summarised(words, rows, block)
-    return (words, codes), (*words.stride()[:3], *codes.stride()[:3])
+    if kind(mask) == PER_KEY:
+        return (mask, mask), (*mask.stride(), 0, 0, 0)
+    codes = summarised(mask, rows, block)
+    return (mask, codes), (*mask.stride()[:3], *codes.stride()[:3])

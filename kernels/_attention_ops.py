@@ -13,7 +13,7 @@ from ._attention_hopper_forward import launch_forward
 from ._attention_hopper_keys import launch_key_gradient
 from ._attention_hopper_queries import launch_query_gradient
 from ._attention_launch import FORWARD, KEY_GRADIENT, QUERY_GRADIENT, Params, Tiles
-from ._attention_masks import packed
+from ._attention_masks import prepared
 from ._device import sm_count
 from ._launch import cdiv, next_power_of_2
 from ._ops import operator
@@ -185,7 +185,7 @@ def attention_gradient_op(
     planes = batch * heads
     together = _together(q, k, v, planes, heads // heads_k)
     if params := _roles(QUERY_GRADIENT, options, q, k, v, grad):
-        mask = None if bias is None else packed(bias)
+        mask = prepared(bias)
         launch_query_gradient(q, k, v, out, grad, dq, lse, delta, mask, *window, together, processors, params)
     else:
         params = QUERY_GRADIENT.pick(q, options)
@@ -211,7 +211,7 @@ def attention_gradient_op(
     part_k = dk[None] if splits == 1 else dk.new_empty((splits, *dk.shape), dtype=torch.float32)
     part_v = dv[None] if splits == 1 else dv.new_empty((splits, *dv.shape), dtype=torch.float32)
     if by_role:
-        mask = None if bias is None else packed(bias, transposed=True)
+        mask = prepared(bias, transposed=True)
         launch_key_gradient(
             q, k, v, grad, part_k, part_v, lse, delta, mask, *window, together, processors, by_role
         )
@@ -283,7 +283,7 @@ def attention_op(
     if params := _roles(FORWARD, options, q, k, v):
         shift = max_k - max_q if lower_right else 0
         launch_forward(
-            q, k, v, out, lse, None if bias is None else packed(bias), scale, shift - left, shift + right,
+            q, k, v, out, lse, prepared(bias), scale, shift - left, shift + right,
             (left >= 0, right >= 0), together, sm_count(q.device), params,
         )  # fmt: skip
         return out, lse

@@ -125,6 +125,14 @@ def test_a_bool_mask_hides_what_a_causal_mask_leaves(by_roles):
     _check(150, 150, mask=mask, causal=True)
 
 
+@pytest.mark.parametrize("shape", [(2, 2, 1, 170), (2, 1, 170), (170,)])
+def test_a_bias_that_all_queries_share_is_added(by_roles, shape):
+    bias = torch.randn(shape, generator=torch.Generator().manual_seed(1)).to(torch.bfloat16)
+    bias[..., 30] = -torch.inf
+    _check(150, 170, batch=2, mask=bias)
+    _check(150, 170, batch=2, heads=2, heads_k=1, mask=bias, causal=True)
+
+
 @pytest.mark.parametrize("causal", [False, True])
 def test_blocks_that_a_mask_hides_are_not_loaded(by_roles, monkeypatch, causal):
     # GIVEN sequences of 128 that do not see each other, the last of them open but for one score
@@ -156,6 +164,7 @@ def test_blocks_that_a_mask_hides_are_not_loaded(by_roles, monkeypatch, causal):
             ((2, 4, 2, 515, 700, 128), {"causal": True, "align": "lower_right"}),
             ((1, 4, 4, 700, 300, 64), {}),
             ((2, 2, 2, 650, 650, 128), {"masked": True}),
+            ((2, 2, 2, 650, 650, 128), {"biased": True, "causal": True}),
         ],
         [
             ((1, 4, 1, 1000, 1000, 96), {"window": (100, 30)}),
@@ -180,6 +189,8 @@ def test_on_a_gpu_they_match_eager(monkeypatch, case, dtype, persistent, poisone
     }
     options = dict(options)
     mask = torch.rand(n, m, device="cuda") > 0.3 if options.pop("masked", False) else None
+    if options.pop("biased", False):
+        mask = torch.randn(heads, 1, m, device="cuda")
     check(
         lambda q, k, v: attention(q, k, v, mask, **options),
         lambda q, k, v: attention_reference(q, k, v, mask, **options),
