@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 _TIMES = ((1e9, "s"), (1e6, "ms"), (1e3, "µs"), (1.0, "ns"))
-_SIZES = ("B", "kB", "MB", "GB", "TB")
+_SIZES = ((1e15, "PB"), (1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 
 
 def duration(ns: float) -> str:
@@ -50,18 +50,17 @@ def percent(share: float) -> str:
 
 
 def size(nbytes: float) -> str:
-    """An amount of data, decimal units.
+    """An amount of data in decimal units, as in every view of a report.
 
     Example:
-        >>> size(38_535_168)
-        '38.5 MB'
+        >>> size(38_535_168), size(3_117_000_000), size(12)
+        ('38.5 MB', '3.12 GB', '12 B')
     """
-    unit = 0
-    while abs(nbytes) >= 1000 and unit < len(_SIZES) - 1:
-        nbytes, unit = nbytes / 1000, unit + 1
-    return (
-        f"{nbytes:.0f} {_SIZES[unit]}" if unit == 0 or abs(nbytes) >= 100 else f"{nbytes:.1f} {_SIZES[unit]}"
-    )
+    if not math.isfinite(nbytes):
+        return "unknown"
+    rounded = abs(float(f"{nbytes:.3g}"))
+    per, unit = next((one for one in _SIZES if rounded >= one[0]), (1.0, "B"))
+    return f"{nbytes:.0f} B" if unit == "B" else f"{three_digits(nbytes / per)} {unit}"
 
 
 def rate(bytes_per_s: float) -> str:

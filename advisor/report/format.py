@@ -81,7 +81,7 @@ def decade(exponent: int, unit: str = "") -> str:
 
 def nbytes(value: float | None) -> str:
     """An amount of memory in decimal units: ``1.23 GB``."""
-    return _scaled(value, "B")
+    return MISSING if value is None or not math.isfinite(value) else wording.size(value)
 
 
 def bytes_per_s(value: float | None) -> str:

@@ -145,7 +145,10 @@ def offload(loop: Loop) -> Iterator[Finding]:
         room = [f"two fp32 states take {size(states)}; peak memory is {size(peak)} of {size(total)}"]
     yield Finding(
         title=f"the optimizer moves {size(moved)} a step between host and device: {duration(took)}",
-        evidence=[f"{len(rows) / loop.steps:.0f} copies a step at {rate(moved / max(took, 1) * 1e9)}", *room],
+        evidence=[
+            f"{count(len(rows) / loop.steps, 'transfer')} a step at {rate(moved / max(took, 1) * 1e9)}",
+            *room,
+        ],
         edits=[Remove(rows)],
         fix='Trainer(strategy="deepspeed_stage_2")      # in place of "deepspeed_stage_2_offload"',
         risk="the states need device memory" + ("" if fits else ", and whether it suffices is not known"),

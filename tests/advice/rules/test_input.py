@@ -146,7 +146,7 @@ def test_a_batch_from_pageable_memory_is_told_what_the_link_would_do():
     (found,) = audit("input.pageable_copy", loop)
 
     assert "pageable" in found.title
-    assert "5.0 GB/s" in found.title
+    assert "5.00 GB/s" in found.title
     assert "pin_memory=True" in found.fix
     # THEN 8 MB at 82 % of 63 GB/s take 157 µs
     retimed = found.edits[0]

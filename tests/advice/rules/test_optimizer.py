@@ -149,8 +149,8 @@ def test_states_that_travel_over_the_link_are_told_with_the_room_there_is():
     }
     (found,) = audit("optimizer.offload", loop_of(moving(5_000_000), **context))
 
-    assert "5.0 MB a step" in found.title
-    assert any("8.0 MB; peak memory is 1.0 GB of 80.0 GB" in line for line in found.evidence)
+    assert "5.00 MB a step" in found.title
+    assert any("8.00 MB; peak memory is 1.00 GB of 80.0 GB" in line for line in found.evidence)
     assert found.confidence == "modelled"
 
 
