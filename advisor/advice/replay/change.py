@@ -172,9 +172,11 @@ class Change:
         parent = self.graph.analysis.timeline.op_parent
         outermost = nearest(parent[chosen], parent, wanted) < 0
         piece_factor = np.ones(len(self.host))
-        for op, share in zip(chosen[outermost].tolist(), factor[outermost].tolist(), strict=True):
-            first, last = self.graph.host.position(np.array([ops.ts_ns[op], ops.end_ns[op]])).tolist()
-            piece_factor[first:last] = share
+        own, host = chosen[outermost], self.graph.host
+        first = host.position(ops.ts_ns[own])
+        last = host.position(ops.ts_ns[own] + ops.dur_ns[own])
+        for a, b, share in zip(first.tolist(), last.tolist(), factor[outermost].tolist(), strict=True):
+            piece_factor[a:b] = share
         self.host = np.minimum(self.host, piece_factor) * np.maximum(piece_factor, 1.0)
 
     @_apply.register

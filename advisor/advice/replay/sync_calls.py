@@ -141,17 +141,18 @@ class _Look:
         self._lanes = np.unique(stream).tolist()
         self._by_end, self._launch_ts = np.argsort(self._row_ends, kind="stable"), rows.launch_ts_ns
         self._sorted_ends = self._row_ends[self._by_end]
-        self._of_track: dict[int, np.ndarray] = {}
+        self._of_track: dict[int, tuple[np.ndarray, np.ndarray]] = {}
         self._blocking = _blocking_copies(trace, rows, call_of)
         self._pageable = launch_classes(rows.kind, rows.name, trace.names) == PAGEABLE_COPY
         self._row_of = dict(zip(call_of[::-1].tolist(), range(len(call_of) - 1, -1, -1), strict=True))
         self._by_lane = {lane: np.flatnonzero(self._lane == lane) for lane in self._lanes}
+        self._lane_launched = {lane: self._launched[at] for lane, at in self._by_lane.items()}
         self._lane_end = {lane: np.maximum.accumulate(self._end[at]) for lane, at in self._by_lane.items()}
 
     def _last(self, lane: int, before: int) -> tuple[int, int]:
         """Last launch on a stream handed over before a time, and when the stream was through; (-1, -1)."""
         at = self._by_lane[lane]
-        count = int(np.searchsorted(self._launched[at], before, side="left"))
+        count = int(np.searchsorted(self._lane_launched[lane], before, side="left"))
         return (int(self._order[at[count - 1]]), int(self._lane_end[lane][count - 1])) if count else (-1, -1)
 
     def at(self, call: int, kind: int) -> tuple[int, int, int, int] | None:
@@ -200,8 +201,9 @@ class _Look:
         """The stream of the thread's latest launch, among these streams."""
         track = int(self._calls.track[call])
         if track not in self._of_track:
-            self._of_track[track] = np.flatnonzero(self._track == track)
-        mine = self._of_track[track]
-        count = int(np.searchsorted(self._launched[mine], start, side="left"))
+            own = np.flatnonzero(self._track == track)
+            self._of_track[track] = own, self._launched[own]
+        mine, launched = self._of_track[track]
+        count = int(np.searchsorted(launched, start, side="left"))
         last = int(self._lane[mine[count - 1]]) if count else -1
         return last if last in able else max(able, key=lambda lane: able[lane][1])
