@@ -59,7 +59,7 @@ ROWS = LaunchTable(
             (1024, {"BLOCK": 1024, "num_warps": 4}),
             (8192, {"BLOCK": 2048, "num_warps": 8}),
             (32768, {"BLOCK": 4096, "num_warps": 16}),
-            (None, {"BLOCK": 8192, "num_warps": 16}),
+            (None, {"BLOCK": 8192, "num_warps": 16, "maxnreg": 64}),
         ],
         "interpreter": [(None, {"BLOCK": 512, "num_warps": 1})],
     },
@@ -97,14 +97,14 @@ def _joined(x, peak, total):
     return new_peak, total * exp(peak - safe, False) + tl.sum(exp(x - safe[:, None], False), axis=1)
 
 
-@triton.jit
+# The batch's size changes from step to step, and must not call for another compilation.
+@triton.jit(do_not_specialize=["n_rows"])
 def _cross_entropy_kernel(
     x_ptr, target_ptr, loss_weight_ptr, grad_weight_ptr, loss_ptr, lse_ptr, grad_ptr,
-    x_stride, grad_weight_stride, n_cols, n_written, ignore_index, smoothing, z_weight,
+    x_stride, grad_weight_stride, n_rows, n_cols, n_written, ignore_index, smoothing, z_weight,
     SMOOTH: tl.constexpr, KNOWN_LSE: tl.constexpr, GRADIENT: tl.constexpr,
     GROUP: tl.constexpr, BLOCK: tl.constexpr, EDGE: tl.constexpr,
 ):  # fmt: skip
-    row = tl.program_id(0).to(tl.int64)
     # A tile is groups of one wide load each. A group has its own running peak and sum: they stay within a
     # thread, and no thread waits for another before the row is done.
     groups = tl.arange(0, BLOCK // GROUP)[:, None] * GROUP
@@ -112,98 +112,104 @@ def _cross_entropy_kernel(
     # At a row's ends tiles are smaller, since masks cost as much as sums and most of such a tile is outside.
     edge_groups = tl.arange(0, EDGE // GROUP)[:, None] * GROUP
     edge_at = edge_groups + tl.arange(0, GROUP)[None, :]
-    # Columns count from an aligned address; the row's first element lies `shift` after it.
-    base = (row * x_stride) // GROUP * GROUP
-    shift = (row * x_stride - base).to(tl.int32)
-    end = shift + n_cols
-    x_row = x_ptr + base
-    target = tl.load(target_ptr + row).to(tl.int64)
-    kept = target != ignore_index
-    real = (target >= 0) & (target < n_cols)
-    picked = tl.load(x_ptr + row * x_stride + target, mask=kept & real, other=float("nan")).to(tl.float32)
-    # Tiles from `first` to `tail` lie within the row and need no masks; at most one edge before, few after.
-    before = tl.where(shift > 0, 1, 0)
-    first = before * EDGE
-    tail = tl.where(kept, first + tl.maximum(end - first, 0) // BLOCK * BLOCK, first)
+    for turn in range(tl.cdiv(n_rows - tl.program_id(0), tl.num_programs(0))):
+        row = tl.program_id(0).to(tl.int64) + turn * tl.num_programs(0)
+        # Columns count from an aligned address; the row's first element lies `shift` after it.
+        base = (row * x_stride) // GROUP * GROUP
+        shift = (row * x_stride - base).to(tl.int32)
+        end = shift + n_cols
+        x_row = x_ptr + base
+        target = tl.load(target_ptr + row).to(tl.int64)
+        kept = target != ignore_index
+        real = (target >= 0) & (target < n_cols)
+        picked = tl.load(x_ptr + row * x_stride + target, mask=kept & real, other=float("nan")).to(tl.float32)
+        # Tiles from `first` to `tail` lie within the row and need no masks; at most an edge before, few after
+        before = tl.where(shift > 0, 1, 0)
+        first = before * EDGE
+        tail = tl.where(kept, first + tl.maximum(end - first, 0) // BLOCK * BLOCK, first)
 
-    if KNOWN_LSE:
-        top = tl.load(lse_ptr + 2 * row)
-        whole = tl.load(lse_ptr + 2 * row + 1)
-    else:
-        peak = tl.full([BLOCK // GROUP], float("-inf"), tl.float32)
-        total = tl.zeros([BLOCK // GROUP], tl.float32)
-        spread = tl.zeros([BLOCK // GROUP], tl.float32)
-        pivot = tl.where(picked == float("-inf"), 0.0, picked)
-        # The next tile is under way while this one is summed.
-        coming = tl.load(x_row + first + at, mask=first + groups < tail, eviction_policy="evict_last")
-        for start in range(first, tail, BLOCK):
-            x = widened(coming)
-            coming = tl.load(
-                x_row + start + BLOCK + at, mask=start + BLOCK + groups < tail, eviction_policy="evict_last"
-            )
+        if KNOWN_LSE:
+            top = tl.load(lse_ptr + 2 * row)
+            whole = tl.load(lse_ptr + 2 * row + 1)
+        else:
+            peak = tl.full([BLOCK // GROUP], float("-inf"), tl.float32)
+            total = tl.zeros([BLOCK // GROUP], tl.float32)
+            spread = tl.zeros([BLOCK // GROUP], tl.float32)
+            pivot = tl.where(picked == float("-inf"), 0.0, picked)
+            # The next tile is under way while this one is summed.
+            coming = tl.load(x_row + first + at, mask=first + groups < tail, eviction_policy="evict_last")
+            for start in range(first, tail, BLOCK):
+                x = widened(coming)
+                coming = tl.load(
+                    x_row + start + BLOCK + at,
+                    mask=start + BLOCK + groups < tail,
+                    eviction_policy="evict_last",
+                )
+                if SMOOTH:
+                    spread += tl.sum(x - pivot, axis=1)
+                peak, total = _joined(x, peak, total)
+            edge_peak = tl.full([EDGE // GROUP], float("-inf"), tl.float32)
+            edge_total = tl.zeros([EDGE // GROUP], tl.float32)
+            edge_spread = tl.zeros([EDGE // GROUP], tl.float32)
+            for edge in range(tl.where(kept, before + tl.cdiv(tl.maximum(end - tail, 0), EDGE), 0)):
+                start = tl.where(edge < before, 0, tail + (edge - before) * EDGE)
+                x = _edge(x_row, start, edge_groups, shift, end, GROUP)
+                if SMOOTH:
+                    inside = (start + edge_at >= shift) & (start + edge_at < end)
+                    edge_spread += tl.sum(tl.where(inside, x - pivot, 0.0), axis=1)
+                edge_peak, edge_total = _joined(x, edge_peak, edge_total)
+            top = tl.maximum(tl.max(peak, axis=0), tl.max(edge_peak, axis=0))
+            base_peak = tl.where(top == float("-inf"), 0.0, top)
+            whole = tl.sum(total * exp(peak - base_peak, False), axis=0)
+            whole += tl.sum(edge_total * exp(edge_peak - base_peak, False), axis=0)
+            beyond = tl.log(whole)
+            lse = top + beyond
+            # Differences first: logits may be large and close together.
+            loss = (top - picked) + beyond + z_weight * lse * lse
             if SMOOTH:
-                spread += tl.sum(x - pivot, axis=1)
-            peak, total = _joined(x, peak, total)
-        edge_peak = tl.full([EDGE // GROUP], float("-inf"), tl.float32)
-        edge_total = tl.zeros([EDGE // GROUP], tl.float32)
-        edge_spread = tl.zeros([EDGE // GROUP], tl.float32)
-        for edge in range(tl.where(kept, before + tl.cdiv(tl.maximum(end - tail, 0), EDGE), 0)):
-            start = tl.where(edge < before, 0, tail + (edge - before) * EDGE)
-            x = _edge(x_row, start, edge_groups, shift, end, GROUP)
-            if SMOOTH:
-                inside = (start + edge_at >= shift) & (start + edge_at < end)
-                edge_spread += tl.sum(tl.where(inside, x - pivot, 0.0), axis=1)
-            edge_peak, edge_total = _joined(x, edge_peak, edge_total)
-        top = tl.maximum(tl.max(peak, axis=0), tl.max(edge_peak, axis=0))
-        base_peak = tl.where(top == float("-inf"), 0.0, top)
-        whole = tl.sum(total * exp(peak - base_peak, False), axis=0)
-        whole += tl.sum(edge_total * exp(edge_peak - base_peak, False), axis=0)
-        beyond = tl.log(whole)
-        lse = top + beyond
-        # Differences first: logits may be large and close together.
-        loss = (top - picked) + beyond + z_weight * lse * lse
-        if SMOOTH:
-            loss -= smoothing / n_cols * (tl.sum(spread, axis=0) + tl.sum(edge_spread, axis=0))
-        loss = tl.where(kept, loss, 0.0)
-        if loss_weight_ptr is not None:
-            loss *= tl.load(loss_weight_ptr)
-        tl.store(loss_ptr + row, loss)
-        if lse_ptr is not None:
-            tl.store(lse_ptr + 2 * row, top)
-            tl.store(lse_ptr + 2 * row + 1, whole)
+                loss -= smoothing / n_cols * (tl.sum(spread, axis=0) + tl.sum(edge_spread, axis=0))
+            loss = tl.where(kept, loss, 0.0)
+            if loss_weight_ptr is not None:
+                loss *= tl.load(loss_weight_ptr)
+            tl.store(loss_ptr + row, loss)
+            if lse_ptr is not None:
+                tl.store(lse_ptr + 2 * row, top)
+                tl.store(lse_ptr + 2 * row + 1, whole)
 
-    if GRADIENT:
-        grad_row = grad_ptr + base
-        weight = 1.0
-        if grad_weight_ptr is not None:
-            weight = tl.load(grad_weight_ptr + row * grad_weight_stride).to(tl.float32)
-        weight = tl.where(real, weight, float("nan"))
-        pull = 1.0 + 2.0 * z_weight * (top + tl.log(whole))
-        share = tl.div_rn(pull * weight, whole)
-        push = smoothing / n_cols * weight
-        last = shift + n_written
-        # x log2(e) - top log2(e) in one instruction: what rounding the latter leaves out, known exactly, all
-        # powers owe alike.
-        top_2 = top * 1.4426950408889634
-        owed = share * tl.exp2(-tl.fma(top, 1.4426950408889634, -top_2))
-        for start in range(first, tail, BLOCK):
-            x = widened(tl.load(x_row + start + at, eviction_policy="evict_first"))
-            g = tl.exp2(tl.fma(x, 1.4426950408889634, -top_2)) * owed - push
-            tl.store(grad_row + start + at, g.to(grad_ptr.dtype.element_ty), eviction_policy="evict_first")
-        for edge in range(before + tl.cdiv(tl.maximum(last - tail, 0), EDGE)):
-            start = tl.where(edge < before, 0, tail + (edge - before) * EDGE)
-            cols = start + edge_at
-            x = _edge(x_row, start, edge_groups, shift, tl.where(kept, end, 0), GROUP)
-            g = tl.exp2(tl.fma(x, 1.4426950408889634, -top_2)) * owed - push
-            g = tl.where((cols >= shift) & (cols < end) & kept, g, 0.0).to(grad_ptr.dtype.element_ty)
-            filled = (start + edge_groups >= shift) & (start + edge_groups + GROUP <= last)
-            tl.store(grad_row + cols, g, mask=filled)
-            tl.store(grad_row + cols, g, mask=(cols >= shift) & (cols < last) & (filled == 0))
-        # The target's own is set right when all are written, which spares a comparison an element. Summed so
-        # that a single class, whose share is all, gets exactly 0.
-        tl.debug_barrier()
-        g = exp(picked - top, False) * share - weight + smoothing * ((n_cols - 1.0) / n_cols) * weight
-        tl.store(grad_ptr + row * x_stride + target, g.to(grad_ptr.dtype.element_ty), mask=kept & real)
+        if GRADIENT:
+            grad_row = grad_ptr + base
+            weight = 1.0
+            if grad_weight_ptr is not None:
+                weight = tl.load(grad_weight_ptr + row * grad_weight_stride).to(tl.float32)
+            weight = tl.where(real, weight, float("nan"))
+            pull = 1.0 + 2.0 * z_weight * (top + tl.log(whole))
+            share = tl.div_rn(pull * weight, whole)
+            push = smoothing / n_cols * weight
+            last = shift + n_written
+            # x log2(e) - top log2(e) in one instruction: what rounding the latter leaves out, known exactly,
+            # all powers owe alike.
+            top_2 = top * 1.4426950408889634
+            owed = share * tl.exp2(-tl.fma(top, 1.4426950408889634, -top_2))
+            for start in range(first, tail, BLOCK):
+                x = widened(tl.load(x_row + start + at, eviction_policy="evict_first"))
+                g = tl.exp2(tl.fma(x, 1.4426950408889634, -top_2)) * owed - push
+                tl.store(
+                    grad_row + start + at, g.to(grad_ptr.dtype.element_ty), eviction_policy="evict_first"
+                )
+            for edge in range(before + tl.cdiv(tl.maximum(last - tail, 0), EDGE)):
+                start = tl.where(edge < before, 0, tail + (edge - before) * EDGE)
+                cols = start + edge_at
+                x = _edge(x_row, start, edge_groups, shift, tl.where(kept, end, 0), GROUP)
+                g = tl.exp2(tl.fma(x, 1.4426950408889634, -top_2)) * owed - push
+                g = tl.where((cols >= shift) & (cols < end) & kept, g, 0.0).to(grad_ptr.dtype.element_ty)
+                filled = (start + edge_groups >= shift) & (start + edge_groups + GROUP <= last)
+                tl.store(grad_row + cols, g, mask=filled)
+                tl.store(grad_row + cols, g, mask=(cols >= shift) & (cols < last) & (filled == 0))
+            # The target's own is set right when all are written, which spares a comparison an element. Summed
+            # so that a single class, whose share is all, gets exactly 0.
+            tl.debug_barrier()
+            g = exp(picked - top, False) * share - weight + smoothing * ((n_cols - 1.0) / n_cols) * weight
+            tl.store(grad_ptr + row * x_stride + target, g.to(grad_ptr.dtype.element_ty), mask=kept & real)
 
 
 @triton.jit
@@ -252,9 +258,11 @@ def launch_rows(
     # One wide load a thread.
     params["EDGE"] = min(params["BLOCK"], 32 * params["num_warps"] * group)
     per_row = grad_weight is not None and grad_weight.numel() > 1
-    _cross_entropy_kernel[(n_rows,)](
+    # As many rows under way as the cache holds until their second sweep; without a limit, a program a row.
+    programs = min(n_rows, params.pop("programs_per_sm", n_rows) * sm_count(logits.device))
+    _cross_entropy_kernel[(programs,)](
         logits, target, loss_weight, grad_weight, loss, lse, grad,
-        logits.stride(0), int(per_row), n_cols, n_written,
+        logits.stride(0), int(per_row), n_rows, n_cols, n_written,
         ignore_index, label_smoothing, z_loss,
         SMOOTH=label_smoothing != 0.0, KNOWN_LSE=loss is None, GRADIENT=grad is not None,
         GROUP=group, **params,

@@ -65,7 +65,13 @@ NARROW_FORWARD = _rows(
 )
 FORWARD = _rows("ROWS num_warps STREAM", (1, 8, 0), (1, 8, 1), (1, 4, 0), (1, 4, 1), (1, 16, 0))
 BIASED = _rows("ROWS num_warps STREAM", (1, 4, 0), (1, 4, 1), (1, 8, 0), (1, 8, 1), (2, 8, 0), (1, 16, 0))
-VOCABULARY = _rows("BLOCK num_warps", (4096, 16), (8192, 16), (16384, 32), (8192, 8), (16384, 16), (8192, 32))
+VOCABULARY = [
+    {"BLOCK": 4096, "num_warps": 16},
+    {"BLOCK": 4096, "num_warps": 16, "maxnreg": 40},
+    {"BLOCK": 8192, "num_warps": 16, "maxnreg": 64},
+    {"BLOCK": 8192, "num_warps": 16, "maxnreg": 64, "programs_per_sm": 2},
+    *_rows("BLOCK num_warps", (16384, 32), (8192, 32), (8192, 8)),
+]
 
 TRIALS = [
     Trial("norm", "norm_backward", "layer_norm 4096x16384 backward", WIDE_BACKWARD),

@@ -75,6 +75,15 @@ def test_a_gradient_written_in_the_forward_equals_one_computed_later(device, dty
 
 
 @pytest.mark.quick
+def test_programs_that_take_several_rows_each_match_eager(device, monkeypatch, poisoned):
+    # GIVEN no more programs than multiprocessors, and edges before and after a row's whole tiles
+    row = {"BLOCK": 512, "num_warps": 1, "programs_per_sm": 1}
+    monkeypatch.setattr(ce.ROWS, "rows", {"default": ((None, row),)})
+    rows = 5 if device.type == "cpu" else 1001
+    _judge(_logits(device, torch.float16, rows, 1301), _target(device, rows, 1301), label_smoothing=0.1)
+
+
+@pytest.mark.quick
 def test_a_target_that_is_a_vocabulary_of_gpt2(device):
     rows = 2 if device.type == "cpu" else 512
     _judge(_logits(device, torch.float16, rows, 50257), _target(device, rows, 50257))
