@@ -50,19 +50,15 @@ def steps(out: Path, families: Sequence[str]) -> list[Step]:
             for name in ordered
         ]
 
-    def tune(family: str, direction: str, limit_s: float) -> Step:
-        table = f"{family}_{direction}"
-        options = ("--direction", direction, "--quick")
-        return _step(f"tune {table}", limit_s, "benchmarks.kernels.tune", family, table, *options)
-
     return [
         _step("tests", 180, "pytest", "tests/kernels", "-m", "gpu and quick", "-q", "-n", "8"),
         _step("check", 120, "benchmarks.kernels.check", "--output", str(out / "check.json")),
         *bench("quick", 45, "--quick"),
         _step("tune attention", 100, "benchmarks.kernels.tune_attention", "--budget-s", "75"),
-        tune("norm", "backward", 60),
-        tune("bias_act_norm", "backward", 60),
-        tune("norm", "forward", 45),
+        _step(
+            "tune rows", 140, "benchmarks.kernels.tune_rows", "--budget-s", "110",
+            "--output", str(out / "tune_rows.json"),
+        ),
         _step("tune paged_attention", 60, "benchmarks.kernels.tune_paged_attention", "--budget-s", "40"),
         _step("tune quant", 80, "benchmarks.kernels.tune_quant", "--budget-s", "60"),
         _step(
