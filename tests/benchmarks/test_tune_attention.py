@@ -1,0 +1,51 @@
+"""Tuning attention: the order of trials, and what tables answer while a trial runs."""
+
+import pytest
+import torch
+from advisor.kernels import _attention_launch as launch
+
+from benchmarks.kernels import tune_attention
+from benchmarks.kernels.attention_trials import Trial, _use
+
+
+@pytest.fixture
+def tables():
+    yield launch.FORWARD
+    _use({})
+
+
+def test_what_is_in_the_table_is_timed_before_what_might_replace_it():
+    found = tune_attention.trials([64, 128])
+    for kernel in tune_attention.ROLES:
+        for dim in (64, 128):
+            own = [t.parameters for t in found if (t.kernel, t.dim) == (kernel, dim)]
+            assert own[0] is None
+            assert [p[0] for p in own[1:]] == sorted(p[0] for p in own[1:])
+            assert len(set(own)) == len(own)
+
+
+def test_a_trial_is_what_its_table_answers_for_its_dimension_alone(tables):
+    device = torch.device("cpu")
+    before = dict(tables.plain.pick(128, device))
+    _use({("forward", 128): ("roles", 64, 4, 2, 0)})
+    assert tables.roles.pick(128, device) == launch.roles(64, 4, 2, 0)
+    assert not tables.roles.pick(64, device)
+    assert tables.plain.pick(128, device) == before
+    _use({("forward", 128): ("tile", 64, 32, 4, 2)})
+    assert tables.plain.pick(128, device) == launch.tile(64, 32, 4, 2, 1)
+    assert not tables.roles.pick(128, device)
+
+
+def test_after_all_trials_the_tables_answer_as_before(tables):
+    device = torch.device("cpu")
+    before = dict(tables.plain.pick(128, device))
+    _use({("forward", 128): ("tile", 64, 32, 4, 2)})
+    _use({})
+    assert tables.plain.pick(128, device) == before
+
+
+def test_what_hangs_in_one_form_is_left_out_in_that_form_alone():
+    roles, tile = Trial("forward", 64, ("roles", 128, 2, 2, 1)), Trial("forward", 128, ("tile", 64, 64, 4, 2))
+    assert roles.like == Trial("forward", 128, ("roles", 64, 4, 2, 1)).like
+    assert roles.like != tile.like
+    assert tile.like == Trial("forward", 128, None).like
