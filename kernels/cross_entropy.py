@@ -56,9 +56,9 @@ ROWS = LaunchTable(
         ],
         # Fewer rows under way, with more bytes of each: the second sweep is to find its row in the cache.
         "sm_90": [
-            (1024, {"BLOCK": 1024, "num_warps": 4}),
-            (8192, {"BLOCK": 2048, "num_warps": 8}),
-            (32768, {"BLOCK": 4096, "num_warps": 16}),
+            (1024, {"BLOCK": 1024, "num_warps": 4, "maxnreg": 40}),
+            (8192, {"BLOCK": 2048, "num_warps": 8, "maxnreg": 40}),
+            (32768, {"BLOCK": 4096, "num_warps": 16, "maxnreg": 40}),
             (None, {"BLOCK": 8192, "num_warps": 16, "maxnreg": 64}),
         ],
         "interpreter": [(None, {"BLOCK": 512, "num_warps": 1})],

@@ -27,7 +27,7 @@ from advisor.kernels.bench.timing import Call, Case, copy_bandwidth, rotated_ms
 from torch import Tensor
 
 Row = dict[str, int]
-#: Of the norm of the difference to eager's result over that of the result: roundings of its sums may make 2e-2.
+#: Of the norm of the difference to eager's result over that of the result: its roundings may make 2e-2.
 MOST_APART = 5e-2
 SETS = 3
 
