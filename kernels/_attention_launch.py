@@ -89,6 +89,7 @@ FORWARD = Tiles(
         ],
     },
     fp32={"default": [(64, tile(64, 32, 8, 1)), (128, tile(32, 32, 8, 1)), (None, tile(16, 16, 4, 1))]},
+    by_role={"sm_90": [(64, roles(128, 3)), (128, roles(128, 2)), (None, {})]},
 )
 QUERY_GRADIENT = Tiles(
     "query_gradient",
@@ -110,6 +111,7 @@ QUERY_GRADIENT = Tiles(
         ],
     },
     fp32={"default": [(64, tile(32, 32, 8, 1)), (128, tile(32, 16, 8, 1)), (None, tile(16, 16, 8, 1))]},
+    by_role={"sm_90": [(64, roles(128, 3)), (128, roles(64, 4)), (None, {})]},
 )
 KEY_GRADIENT = Tiles(
     "key_gradient",
@@ -131,4 +133,5 @@ KEY_GRADIENT = Tiles(
         ],
     },
     fp32={"default": [(64, tile(32, 32, 8, 1)), (128, tile(16, 32, 8, 1)), (None, tile(16, 16, 8, 1))]},
+    by_role={"sm_90": [(64, roles(128, 3)), (128, roles(64, 3, persistent=0)), (None, {})]},
 )
