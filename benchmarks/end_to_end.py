@@ -7,7 +7,8 @@
 
 A process a model. In it the variants take turns, a fresh model each: every round trains each of them for some
 steps, whose distances on the device are taken once it runs steadily (for swap: once that has decided).
-Peak memory is the allocator's in those steps. The loss curve is that of 300 steps: swap, begun at the
+Peak memory is the allocator's in those steps and, where the step is replayed, what its graphs hold beside
+(``graph_bytes`` of it). The loss curve is that of 300 steps: swap, begun at the
 second batch, against two seeds of the eager loop. What a child has measured is written at once, and a later
 call keeps what is there unless told otherwise (``--again``).
 """
@@ -67,8 +68,9 @@ def train(
 
     Returns:
         ``step_ms`` of the last `timed` steps, ``host_ms`` from each one's start to its end on the host,
-        ``garbage_ms`` of Python's collector and ``peak_bytes`` in them; ``losses``, ``seconds``, ``swaps``,
-        ``stages`` of the trying.
+        ``garbage_ms`` of Python's collector and ``peak_bytes`` in them, of which ``graph_bytes`` are what
+        CUDA graphs hold and no allocation tells of; ``losses``, ``seconds``, ``swaps``, ``stages`` of the
+        trying.
     """
     import torch
     from end_to_end_models import lightning, module
@@ -83,6 +85,7 @@ def train(
     class Watch(light.Callback):
         def __init__(self) -> None:
             self.clock, self.losses, self.peak_bytes = StepClock(kind), [], None
+            self.graph_bytes: int | None = None
             self.host_ms: list[float] = []
             self.garbage = Garbage()
 
@@ -101,8 +104,10 @@ def train(
             if batch_idx >= steps - timed - 1:
                 self.clock.mark()
             if batch_idx == steps - 1:
-                self.peak_bytes = device.peak_bytes(kind)
                 device.synchronize(kind)
+                self.peak_bytes, self.graph_bytes = device.peak_bytes(kind), graph_bytes(kind)
+                if self.peak_bytes is not None and self.graph_bytes is not None:
+                    self.peak_bytes += self.graph_bytes
 
     light.seed_everything(seed, verbose=False)
     generator = torch.Generator().manual_seed(1)
@@ -128,6 +133,7 @@ def train(
         "host_ms": watch.host_ms,
         "garbage_ms": watch.garbage.ms,
         "peak_bytes": watch.peak_bytes,
+        "graph_bytes": watch.graph_bytes,
         "losses": [float(loss) for loss in watch.losses],
         "seconds": round(time.monotonic() - start_s, 1),
     }
@@ -136,6 +142,24 @@ def train(
         found["swaps"] = json.loads(told.read_text())
         found["stages"] = stages.found
     return found
+
+
+def graph_bytes(kind: str) -> int | None:
+    """Of the device's memory, what pools of CUDA graphs hold beside tensors that count as allocated.
+
+    What the graphs compute in between lies there, and no allocation tells of it. None without a GPU.
+    """
+    if kind != "cuda":
+        return None
+    import torch
+
+    return pooled(torch.cuda.memory_snapshot())
+
+
+def pooled(segments: list[dict[str, Any]]) -> int:
+    """The same of the allocator's segments."""
+    of_graphs = [one for one in segments if tuple(one.get("segment_pool_id", (0, 0))) != (0, 0)]
+    return sum(one["total_size"] - one["allocated_size"] for one in of_graphs)
 
 
 @contextlib.contextmanager
@@ -214,6 +238,7 @@ def summary(rounds: list[dict[str, Any]]) -> dict[str, Any]:
     medians = [statistics.median(one["step_ms"]) for one in rounds if one["step_ms"]]
     every = [value for one in rounds for value in one["step_ms"]]
     peaks = [one["peak_bytes"] for one in rounds if one["peak_bytes"] is not None]
+    graphs = [one["graph_bytes"] for one in rounds if one.get("graph_bytes") is not None]
     host = [value for one in rounds for value in one.get("host_ms", ())]
     found: dict[str, Any] = {
         "step_ms": round(statistics.median(every), 4) if every else None,
@@ -222,6 +247,7 @@ def summary(rounds: list[dict[str, Any]]) -> dict[str, Any]:
         "host_ms": round(statistics.median(host), 4) if host else None,
         "garbage_ms": [round(one["garbage_ms"], 2) for one in rounds if "garbage_ms" in one],
         "peak_bytes": max(peaks, default=None),
+        "graph_bytes": max(graphs, default=None),
         "run_s": [one["seconds"] for one in rounds],
     }
     swaps = next((one["swaps"] for one in reversed(rounds) if "swaps" in one), None)
@@ -397,6 +423,8 @@ def _line(figures: dict[str, Any]) -> str:
     if "step_ms" not in figures:
         return str(figures.get("skipped") or figures.get("failed"))
     peak = f"{figures['peak_bytes'] / 1e9:6.2f} GB" if figures["peak_bytes"] else "-"
+    if figures.get("graph_bytes"):
+        peak += f" ({figures['graph_bytes'] / 1e9:.2f} of them its graphs')"
     told = figures.get("swaps", {})
     swaps = "; ".join([told.get("verdict", ""), *(r for r in told.get("remarks", ()) if "CUDA graph" in r)])
     host = f"{figures['host_ms']:7.2f} ms host" if figures.get("host_ms") is not None else ""

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from advisor.capture.swapping_patterns import REWRITTEN, PatternFinder, uncovered
-from advisor.capture.swapping_steps import headroom_bytes
+from advisor.capture.swapping_steps import headroom_bytes, peak_bytes
 from advisor.swap.decide import Terms, decide, most_worthwhile_first
 from advisor.swap.examples import CAP_BYTES
 from advisor.swap.find import Finder, Skipped
@@ -238,8 +238,7 @@ class Engine:
             self._patterns, self._model, self._optimizers = None, None, ()
 
     def _recorder(self) -> Callable[[], Recorder]:
-        device = self._model.device
-        loop_bytes = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0
+        device, loop_bytes = self._model.device, peak_bytes(self._model.device.type) or 0
         return lambda: CudaRecorder(device, loop_bytes, may_grow=self._allow_memory)
 
     def _headroom_bytes(self) -> int | None:
@@ -261,6 +260,7 @@ class Engine:
             deterministic=torch.are_deterministic_algorithms_enabled(),
             allow_memory=self._allow_memory,
             host_counts=not self._replay,
+            run_peak_bytes=peak_bytes(self._model.device.type),
         )
         allow_cpu = os.environ.get(ALLOW_CPU) == "1"
         made = _Swapper(self._model, self._optimizers, self._kinds, terms=terms, allow_cpu=allow_cpu)

@@ -11,7 +11,7 @@ import torch
 
 from advisor.swap import adversaries
 from advisor.swap.guard import kept_state, unwarned
-from advisor.swap.play import play
+from advisor.swap.play import play, reasons
 from advisor.swap.rewrite.record import let_go_of_workspaces
 from advisor.swap.site import Candidate, Example, Site
 from advisor.swap.tensors import devices_of
@@ -61,7 +61,7 @@ def _on_gpu(example: Example) -> bool:
 
 def _run(candidate: Candidate, example: Example) -> None:
     with suppress(Exception):
-        if candidate.unsupported(example):
+        if reasons(candidate, example):
             return
         device = next(iter(devices_of((example.args, dict(example.kwargs)))))
         with torch.cuda.device(device):

@@ -22,6 +22,9 @@ COMPILING_SHARE = 0.6
 #: Of the device's saving, what a candidate may cost the host: a host that runs ahead has time to spare.
 MAX_HOST_SHARE = 3.0
 
+#: Of the run's peak, what a site may add to it: whole steps are held to the limit, and allow noise of 1 %.
+PEAK_SHARE = 0.005
+
 #: An optimizer is tried fast and may be a tenth of the step; the loss and attention hold the most memory.
 _ORDER = ("optimizer", "loss", "attention")
 
@@ -40,6 +43,7 @@ class Terms:
         min_saving_ns: time of a step that a site must save at all.
         host_counts: whether the host's time is the loop's, as it may be unless whole steps are replayed.
         memory_slack_bytes: growth of the peak that does not count, such as a norm's statistics.
+        run_peak_bytes: of the loop's memory, of which a site may add `PEAK_SHARE`; None if it is not known.
         budget_s: for trying all sites; those left over are left as they are.
         measure_s: for timing one site.
         clock: the device's unless given.
@@ -52,6 +56,7 @@ class Terms:
     min_saving_ns: float = 2_000.0
     host_counts: bool = True
     memory_slack_bytes: int = 2**20
+    run_peak_bytes: int | None = None
     budget_s: float = 10.0
     measure_s: float = 0.2
     clock: Clock | None = None
@@ -149,7 +154,7 @@ def _note(trial: Trial, original: Timed, ours: Timed, site: Site, terms: Terms) 
     trial.refused = (
         slower(ours, original, site.calls_per_step, terms)
         or busier(ours, original, terms)
-        or fatter(ours, original, terms)
+        or fatter(ours, original, site.calls_per_step, terms)
     )
 
 
@@ -181,12 +186,15 @@ def slower(ours: Timed, original: Timed, calls: int, terms: Terms) -> str:
     return ""
 
 
-def fatter(ours: Timed, original: Timed, terms: Terms) -> str:
+def fatter(ours: Timed, original: Timed, calls: int, terms: Terms) -> str:
     """Why a peak of memory is too high; empty if it is not, or not known."""
     if ours.peak_bytes is None or original.peak_bytes is None or terms.allow_memory:
         return ""
     more = ours.peak_bytes - original.peak_bytes
     if more <= max(terms.memory_slack_bytes, original.peak_bytes // 50):
+        return ""
+    # All of a step's calls may be held on to until the backward.
+    if more * calls <= PEAK_SHARE * (terms.run_peak_bytes or 0):
         return ""
     return f"needs {more / 2**20:.1f} MiB more memory than the original"
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten
 
-from advisor.swap.site import Example
+from advisor.swap.site import Candidate, Example
 from advisor.swap.tensors import cast, devices_of, named_tensors, remade, same_values
 from advisor.swap.wide import Widened
 
@@ -58,6 +58,15 @@ def as_called(example: Example, wide: torch.dtype | None = None) -> Iterator[Non
         if wide is not None:
             stack.enter_context(Widened(wide))
         yield
+
+
+def reasons(candidate: Candidate, example: Example) -> list[str]:
+    """Why a candidate cannot serve a call, asked as the call is made; empty if it can.
+
+    What a kernel takes may hang on autocast, which each thread has of its own.
+    """
+    with as_called(example):
+        return list(candidate.unsupported(example))
 
 
 def parts(result: Any) -> tuple[list[Tensor], Any]:

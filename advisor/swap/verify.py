@@ -17,7 +17,7 @@ from advisor.kernels.verify.judge import Error, Wrong, errors
 from advisor.swap import adversaries
 from advisor.swap.chance import alike
 from advisor.swap.guard import kept_state, seed, unwarned
-from advisor.swap.play import Played, play
+from advisor.swap.play import Played, play, reasons
 from advisor.swap.site import Candidate, Example, Site, Trial
 from advisor.swap.tensors import devices_of, same_values
 
@@ -63,9 +63,8 @@ def verify(
         trial.refused = "two runs may differ, and the loop is to be deterministic"
         return trial
     for one in examples:
-        reasons = list(candidate.unsupported(one))
-        if reasons:
-            trial.refused = "; ".join(reasons)
+        trial.refused = "; ".join(reasons(candidate, one))
+        if trial.refused:
             return trial
     devices = devices_of([(e.args, dict(e.kwargs)) for e in examples])
     alone = known is None

@@ -97,6 +97,20 @@ def test_a_summary_takes_the_median_over_all_rounds() -> None:
     assert end_to_end.summary([{"step_ms": [], "peak_bytes": None, "seconds": 0.1}])["step_ms"] is None
 
 
+def test_what_graphs_hold_is_told_beside_what_is_allocated() -> None:
+    # GIVEN a pool of a graph's, of whose 100 bytes 30 are tensors, which the allocator's peak counts
+    segments = [
+        {"segment_pool_id": (0, 0), "total_size": 1000, "allocated_size": 10},
+        {"segment_pool_id": (0, 3), "total_size": 100, "allocated_size": 30},
+        {"total_size": 500, "allocated_size": 0},
+    ]
+    assert end_to_end.pooled(segments) == 70
+    rounds = [{"step_ms": [1.0], "peak_bytes": 270, "graph_bytes": n, "seconds": 1.0} for n in (70, 60)]
+    found = end_to_end.summary(rounds)
+    assert (found["peak_bytes"], found["graph_bytes"]) == (270, 70)
+    assert "(3.00 of them its graphs')" in end_to_end._line({**found, "graph_bytes": 3 * 10**9})
+
+
 def test_a_quick_run_gives_all_variants_and_the_curve_to_the_first_model_alone() -> None:
     args = Namespace(
         variants=list(end_to_end.VARIANTS), quick=True, rounds=1, timed=30, curve=300, tiny=False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
 import torch
@@ -19,7 +20,12 @@ pytestmark = [
 ]
 
 STEPS = 90
-TASK = Task(lambda: GPT(8192, 256, 512, 4, 8), _text(8, 256, 8192), _next_token, optimizer={"foreach": False})
+#: Large enough that the device sets the pace, on a busy host too; an odd vocabulary, as GPT-2's is.
+TASK = Task(
+    lambda: GPT(16385, 512, 768, 6, 12), _text(16, 512, 16385), _next_token, optimizer={"foreach": False}
+)
+#: Whether nothing else shares the GPU and the host, so that what a wall clock says can be held against it.
+ALONE = "PYTEST_XDIST_WORKER" not in os.environ
 
 
 def fit(folder, *callbacks, steps=STEPS, **options):
@@ -59,17 +65,24 @@ def test_a_naive_gpt_is_made_faster_learns_the_same_and_is_put_back(tmp_path):
     loop, losses = fit(tmp_path, advisor())
 
     found = result(tmp_path)
-    assert found["kept"] is True, found["verdict"]
-    assert {site["kind"] for site in found["sites"] if site["chosen"]} >= {"attention", "optimizer"}
+    told = {site["what"]: site["reason"] for site in found["sites"]}
+    chosen = {site["what"] for site in found["sites"] if site["chosen"]}
+    assert found["kept"] is True, (found["verdict"], found["remarks"], told)
+    assert any("is replayed as a CUDA graph" in remark for remark in found["remarks"]), found["remarks"]
+    # The head is one with its loss, whose kernel casts the weight as autocast does.
+    assert chosen >= {"AdamW", "cross_entropy(head(x), target)"}, told
+    assert any(site["kind"] == "attention" for site in found["sites"] if site["chosen"]), told
+    # Replayed, a site is judged by the device's time alone.
+    assert not [why for why in told.values() if "costs the host" in why]
     assert found["steps"]["swapped_p50_ms"] < 0.8 * found["steps"]["eager_p50_ms"]
     assert found["steps"]["swapped_peak_bytes"] <= found["steps"]["eager_peak_bytes"]
-    assert found["pause_s"] < 12
-    assert any("is replayed as a CUDA graph" in remark for remark in found["remarks"]), found["remarks"]
-    assert not [site["what"] for site in found["sites"] if site["reason"].startswith("not tried")]
+    if ALONE:
+        assert found["pause_s"] < 12
+        assert not [what for what, why in told.items() if why.startswith("not tried")]
     for site in found["sites"]:
         for trial in site["trials"]:
             assert trial["refused"] or trial["candidate"] != site["chosen"] or trial["time_ms"] is not None
-    torch.testing.assert_close(torch.tensor(losses), torch.tensor(plain), rtol=0.02, atol=0.02)
+    torch.testing.assert_close(torch.tensor(losses), torch.tensor(plain), rtol=0.03, atol=0.03)
     assert not any(hasattr(type(part), MARK) for part in loop.modules())
     assert "training_step" in vars(type(loop))
     assert type(loop).__name__ == "Loop"

@@ -8,8 +8,8 @@ import torch
 
 from advisor.swap import ahead
 from advisor.swap.ahead import compile_ahead
-from advisor.swap.site import Candidate
-from tests.swap.planted import right, site
+from advisor.swap.site import Candidate, Example
+from tests.swap.planted import candidate, right, site
 
 
 def test_on_a_cpu_nothing_is_compiled_ahead() -> None:
@@ -50,3 +50,27 @@ def test_a_compiler_that_takes_too_long_is_not_waited_for(monkeypatch) -> None:
     assert compile_ahead([site(slow), site(slow)], 0.01) == 2
     assert not released.is_set()
     released.set()
+
+
+def test_each_thread_asks_and_runs_under_the_calls_own_autocast(monkeypatch) -> None:
+    monkeypatch.setattr(ahead, "_on_gpu", lambda example: True)
+    monkeypatch.setattr(ahead.torch.cuda, "device", lambda _: torch.no_grad())
+    ran: list[bool] = []
+
+    def autocast() -> bool:
+        return torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu") is torch.bfloat16
+
+    def noted(module, x):
+        ran.append(autocast())
+        return right(module, x)
+
+    def only_there(example: Example) -> list[str]:
+        return [] if autocast() else ["dtypes differ outside autocast"]
+
+    sites = [site(candidate(noted, unsupported=only_there)) for _ in range(2)]
+    for made in sites:
+        made.examples[0] = Example(made.examples[0].args, autocast=torch.bfloat16)
+    assert compile_ahead(sites, 30.0) == 2
+    # THEN each ran, and under autocast; a second time in fewer rows
+    assert len(ran) >= 2
+    assert all(ran)

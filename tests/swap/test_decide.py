@@ -66,6 +66,18 @@ def test_memory_must_not_grow_unless_that_is_allowed(peak, options, taken: bool)
         assert outcome.reason == "needs 2.0 MiB more memory than the original"
 
 
+@pytest.mark.parametrize(
+    ("run_mib", "calls", "taken"), [(None, 1, False), (16_000, 1, True), (16_000, 24, False), (500, 1, False)]
+)
+def test_what_a_site_needs_more_is_held_against_the_runs_peak(run_mib, calls, taken: bool) -> None:
+    # GIVEN 5.3 MiB more, over and over what the site itself may grow by
+    peaks = {"original": 48 * MIB, "right": int(53.3 * MIB)}
+    run = None if run_mib is None else run_mib * MIB
+    told = terms({"original": 90e3, "right": 50e3}, peaks, run_peak_bytes=run)
+    # THEN all calls of it together may take half a percent of what the run has at its peak
+    assert (only(decide([site(planted.right, calls_per_step=calls)], told)).chosen is not None) == taken
+
+
 def test_memory_that_the_backward_holds_on_to_is_found_on_the_cpu() -> None:
     def holds(module, x):
         big = x[..., None].expand(*x.shape, 4096) * x[..., None].detach().expand(*x.shape, 4096)

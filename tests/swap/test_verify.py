@@ -350,3 +350,17 @@ def test_what_the_original_gives_is_worked_out_once_for_all_candidates() -> None
 
     alone = calls_for(planted.right)
     assert calls_for(planted.right, planted.right, planted.right) == alone
+
+
+def test_a_candidate_is_asked_what_it_takes_under_the_calls_own_autocast_and_grad_mode() -> None:
+    # GIVEN a kernel that casts two dtypes to one under autocast, and takes them nowhere else
+    def mixed(example: Example) -> list[str]:
+        on = torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu") is torch.bfloat16
+        return [] if on and not torch.is_grad_enabled() else ["dtypes differ outside autocast"]
+
+    made = site(candidate(planted.right, unsupported=mixed))
+    assert refusal(made) == "dtypes differ outside autocast"
+    made.examples[0] = Example(made.examples[0].args, autocast=torch.bfloat16, grad=False)
+    assert refusal(made, adversarial=False) == ""
+    assert not torch.is_autocast_enabled("cpu")
+    assert torch.is_grad_enabled()

@@ -19,6 +19,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from advisor.kernels._device import UnsupportedError
+from advisor.swap.play import reasons
 from advisor.swap.site import Candidate, Example, Outcome, Site
 from advisor.swap.tensors import size_bytes
 
@@ -177,7 +178,7 @@ class Rewriter:
         if key.exact in self._gathered:
             # It has an example of its own, and waits for a decision of its own.
             return None
-        return _serving(found, self._loose.get(key.loose))
+        return _serving(found, self._loose.get(key.loose), key.autocast)
 
     def decided(self, key: Key) -> bool:
         """Whether a match of this key has been decided upon, if at another size."""
@@ -441,14 +442,13 @@ def _counterpart(found: Found, candidate: Candidate | None) -> Candidate | None:
     )
 
 
-def _serving(found: Found, candidate: Candidate | None) -> Candidate | None:
+def _serving(found: Found, candidate: Candidate | None, autocast: torch.dtype | None) -> Candidate | None:
     """The same for a match of another size than was decided upon, if the candidate takes that size."""
     mine = _counterpart(found, candidate)
     if mine is None:
         return None
     values = [n.meta.get("example_value") for n in found.match.inputs]
     try:
-        reasons = mine.unsupported(Example(tuple(values)))
+        return None if reasons(mine, Example(tuple(values), autocast=autocast)) else mine
     except Exception:  # noqa: BLE001
         return None
-    return None if reasons else mine

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from torch.fx import Node
 
 from advisor.swap.site import Candidate, Example, Site
@@ -21,10 +22,12 @@ class Key:
     Attributes:
         exact: pattern, settings, shapes and dtypes.
         loose: the same without all sizes but the last of each tensor, for a batch of another size.
+        autocast: the dtype that is in force there, or None.
     """
 
     exact: str
     loose: str
+    autocast: torch.dtype | None = None
 
 
 def key_of(found: Found, facts: Facts) -> Key:
@@ -40,7 +43,7 @@ def key_of(found: Found, facts: Facts) -> Key:
             f"{match.pattern}({settings}; {', '.join(inputs)} -> {', '.join(outputs)}; autocast {autocast})"
         )
 
-    return Key(text(True), text(False))
+    return Key(text(True), text(False), autocast)
 
 
 def _described(node: Node, exact: bool) -> str:
