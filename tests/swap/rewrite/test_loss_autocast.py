@@ -13,6 +13,7 @@ from advisor.swap.rewrite.wrap import StepRewrite
 from advisor.swap.site import Outcome, Site
 from advisor.swap.verify import verify
 from tests.swap.planted import terms
+from tests.swap.rewrite.recorder import OnCpu
 
 CLASSES, WIDTH = 13, 16
 BUNDLED = "advisor.kernels.linear_cross_entropy"
@@ -30,9 +31,14 @@ class Model(nn.Module):
 
 
 @pytest.fixture
-def step():
+def recorder() -> OnCpu:
+    return OnCpu()
+
+
+@pytest.fixture
+def step(recorder):
     torch.manual_seed(0)
-    made = StepRewrite(Model(), "forward")
+    made = StepRewrite(Model(), "forward", recorder=lambda: recorder)
     assert made.install() == ""
     with made.collecting():
         loss_of(made)
@@ -90,3 +96,23 @@ def test_a_batch_of_another_size_has_the_kernel_too(step) -> None:
     # Asked outside the step, where no autocast is in force, as within it.
     assert all(graph.chosen() for graph in step.rewriter.graphs)
     assert step.rewriter.active() == len(step.rewriter.graphs) == 2
+
+
+def test_it_is_recorded_and_replayed_under_the_steps_autocast(step, recorder) -> None:
+    (site,) = losses(step)
+    plain = loss_of(step).item()
+    step.decide([Outcome(site, site.candidates[0], "3 times as fast")])
+    found = []
+    for _ in range(6):
+        step.module.zero_grad()
+        loss = loss_of(step)
+        loss.backward()
+        found.append((loss.item(), step.module.head.weight.grad.clone()))
+    # The first runs as it is, the second is recorded, the third proven; the kernel refused none of them.
+    (replayer,) = step.rewriter.replayers()
+    assert (replayer.refused, replayer.proven, recorder.recordings) == ("", True, 1)
+    assert recorder.replays == 4
+    assert step.failure == ""
+    assert all(value == pytest.approx(plain, rel=1e-2) for value, _ in found)
+    for _, gradient in found[1:]:
+        torch.testing.assert_close(gradient, found[0][1], rtol=1e-2, atol=1e-4)
