@@ -7,8 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from advisor.swap.adversaries import narrowed
 from advisor.swap.decide import decide
-from advisor.swap.play import reasons
+from advisor.swap.play import play, reasons
 from advisor.swap.rewrite.wrap import StepRewrite
 from advisor.swap.site import Outcome, Site
 from advisor.swap.verify import verify
@@ -68,6 +69,28 @@ def test_the_kernel_for_both_takes_them_where_autocast_makes_their_dtypes_one(st
     trial = verify(site, candidate, adversarial=False)
     assert trial.error is not None
     assert "dtype" not in trial.refused
+
+
+@pytest.mark.parametrize("flat", ["flatten", "view"])
+def test_fewer_rows_of_flattened_logits_and_targets_are_taken_as_the_original_takes_them(flat) -> None:
+    class Flat(Model):
+        def forward(self, x: Tensor, target: Tensor) -> Tensor:
+            logits = self.head(self.norm(x))
+            rows = logits.flatten(0, 1) if flat == "flatten" else logits.view(-1, CLASSES)
+            return F.cross_entropy(rows, target.flatten())
+
+    made = StepRewrite(Flat(), "forward")
+    assert made.install() == ""
+    with made.collecting():
+        loss_of(made, batch=4)
+    (site,) = losses(made)
+    (candidate,) = site.candidates
+    few = narrowed(site.examples[0], 2 * 8 * WIDTH)
+    assert few.args[0].shape == (2, 8, WIDTH)
+    assert reasons(candidate, few) == []
+    theirs, ours = play(site.original, few), play(candidate.call, few)
+    torch.testing.assert_close(ours.outputs, theirs.outputs, rtol=1e-2, atol=1e-3)
+    made.close()
 
 
 def test_head_and_loss_are_tried_as_one_first_and_taken_where_that_is_faster(step) -> None:

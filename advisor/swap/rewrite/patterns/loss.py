@@ -180,8 +180,11 @@ def _row_step(call: Call, node: Node, facts: Facts) -> tuple[str, Any] | None:
     if not shape or not source:
         return None
     if call.op in ("reshape", "flatten"):
-        # The last dimension has been seen to stay; one size that varies is what the rest leaves.
+        # The last dimension has been seen to stay. One size is what the others leave, so that fewer rows do too:
+        # the one that varies, else the first.
         rows = tuple(n if isinstance(n, int) else -1 for n in shape[:-1])
+        if rows and -1 not in rows:
+            rows = (-1, *rows[1:])
         return ("reshape", rows) if rows.count(-1) <= 1 else None
     index = call["index"] if isinstance(call["index"], tuple) else (call["index"],)
     if not all(i is Ellipsis or isinstance(i, (slice, int)) for i in index) or len(shape) < 2:
