@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import suppress
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import ExitStack, suppress
 
 import torch
 
@@ -19,36 +19,55 @@ from advisor.swap.tensors import devices_of
 _MOST_THREADS = 8
 
 
-def compile_ahead(sites: Sequence[Site], budget_s: float) -> int:
-    """Run each bundled candidate once on a GPU, each in a thread: their compilers hold no lock.
+class Ahead:
+    """Runs each bundled candidate once on a GPU, each in a thread: their compilers hold no lock.
 
-    What comes of it is passed over: a candidate that fails here fails again when it is tried.
+    What comes of it is passed over: a candidate that fails here fails again when it is tried. Use as a
+    context: at its end what is still being compiled is waited for, since it runs on the device too once it
+    is ready.
 
     Args:
         sites: whose.
-        budget_s: after which it is left to the trying what is not ready.
 
-    Returns:
-        How many candidates were begun.
+    Attributes:
+        begun: how many candidates were begun; fewer than two are left to the trying.
     """
-    todo = [
-        (candidate, example)
-        for site in sites
-        for example in site.examples[:1]
-        for candidate in site.candidates
-        if candidate.source == "bundled" and _on_gpu(example)
-    ]
-    if len(todo) < 2:
-        return 0
-    devices = {d for _, e in todo for d in devices_of((e.args, dict(e.kwargs)))}
-    threads = ThreadPoolExecutor(_threads(len(todo)), thread_name_prefix="advisor-swap")
-    with kept_state(devices), unwarned():
-        try:
-            wait([threads.submit(_run, *one) for one in todo], timeout=budget_s)
-        finally:
-            threads.shutdown(wait=False, cancel_futures=True)
-    let_go_of_workspaces()
-    return len(todo)
+
+    def __init__(self, sites: Sequence[Site]) -> None:
+        self._todo = [
+            (candidate, example)
+            for site in sites
+            for example in site.examples[:1]
+            for candidate in site.candidates
+            if candidate.source == "bundled" and _on_gpu(example)
+        ]
+        self.begun = len(self._todo) if len(self._todo) > 1 else 0
+        self._runs: dict[int, Future[None]] = {}
+        self._undo = ExitStack()
+
+    def __enter__(self) -> Ahead:
+        if self.begun:
+            devices = {d for _, e in self._todo for d in devices_of((e.args, dict(e.kwargs)))}
+            threads = ThreadPoolExecutor(_threads(self.begun), thread_name_prefix="advisor-swap")
+            self._undo.callback(let_go_of_workspaces)
+            self._undo.callback(threads.shutdown, wait=True, cancel_futures=True)
+            with kept_state(devices), unwarned():
+                self._runs = {id(one[0]): threads.submit(_run, *one) for one in self._todo}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._undo.close()
+
+    def wait(self, seconds: float) -> None:
+        """Wait until all are compiled, but no longer than this."""
+        devices = {d for _, e in self._todo for d in devices_of((e.args, dict(e.kwargs)))}
+        with kept_state(devices), unwarned():
+            wait(self._runs.values(), timeout=max(seconds, 0.0))
+
+    def late(self, site: Site) -> list[Candidate]:
+        """The site's candidates that are being compiled; those not begun yet are left to the trying."""
+        runs = [(c, self._runs.get(id(c))) for c in site.candidates]
+        return [c for c, run in runs if run is not None and not run.cancel() and not run.done()]
 
 
 def _threads(tasks: int) -> int:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from advisor.swap.ahead import compile_ahead
+from advisor.swap.ahead import Ahead
 from advisor.swap.clocks import Clock
 from advisor.swap.measure import ORIGINAL, Timed, measure
 from advisor.swap.site import Candidate, Outcome, Site, Trial
@@ -18,6 +18,9 @@ log = logging.getLogger(__name__)
 
 #: Of the time for trying, what the compiler may take before the first site is tried.
 COMPILING_SHARE = 0.6
+
+#: Why a candidate is out whose kernels came too late.
+LATE = "not compiled within the time for trying; Triton keeps its kernels, so the next run has them"
 
 #: Of the device's saving, what a candidate may cost the host: a host that runs ahead has time to spare.
 MAX_HOST_SHARE = 3.0
@@ -80,23 +83,31 @@ def decide(
     """
     terms = terms or Terms()
     end = terms.now_s() + terms.budget_s
-    found = []
-    start_s = time.monotonic()
-    if compile_ahead(sites, COMPILING_SHARE * terms.budget_s):
-        spent = {"compiling_s": time.monotonic() - start_s}
-        log.debug("compiled ahead: %s", spent, extra={"swap": spent})
-    for i, site in enumerate(sites):
-        if progress is not None:
-            progress(i, len(sites), f"{site.kind}: {site.what}")
-        if terms.now_s() > end:
-            reason = f"not tried: the {terms.budget_s:g} s for trying were used up"
-            found.append(Outcome(site, None, reason))
-            continue
-        try:
-            found.append(decide_one(site, terms))
-        except Exception as error:  # noqa: BLE001
-            found.append(Outcome(site, None, f"could not be tried: {said(error)}"))
-    return found
+    found: dict[int, Outcome] = {}
+    with Ahead(sites) as ahead:
+        if ahead.begun:
+            start_s = time.monotonic()
+            ahead.wait(COMPILING_SHARE * terms.budget_s)
+            spent = {"compiling_s": time.monotonic() - start_s}
+            log.debug("compiled ahead: %s", spent, extra={"swap": spent})
+        # Those that are still being compiled come last.
+        for i in sorted(range(len(sites)), key=lambda i: bool(ahead.late(sites[i]))):
+            if progress is not None:
+                progress(len(found), len(sites), f"{sites[i].kind}: {sites[i].what}")
+            found[i] = _tried(sites[i], ahead, terms, end)
+    return [found[i] for i in range(len(sites))]
+
+
+def _tried(site: Site, ahead: Ahead, terms: Terms, end: float) -> Outcome:
+    if terms.now_s() > end:
+        return Outcome(site, None, f"not tried: the {terms.budget_s:g} s for trying were used up")
+    try:
+        if ahead.late(site):
+            ahead.wait((end - terms.now_s()) / 2)
+        late = {c.name: Trial(c.name, refused=LATE) for c in ahead.late(site)}
+        return decide_one(site, terms, late)
+    except Exception as error:  # noqa: BLE001
+        return Outcome(site, None, f"could not be tried: {said(error)}")
 
 
 def most_worthwhile_first(sites: Sequence[Site]) -> list[Site]:
@@ -110,8 +121,8 @@ def most_worthwhile_first(sites: Sequence[Site]) -> list[Site]:
     return sorted(sites, key=order)
 
 
-def decide_one(site: Site, terms: Terms) -> Outcome:
-    """Try one site's candidates."""
+def decide_one(site: Site, terms: Terms, known_trials: Mapping[str, Trial] | None = None) -> Outcome:
+    """Try one site's candidates; those of `known_trials`, by name, are not tried again."""
     if not site.candidates:
         return Outcome(site, None, "no candidate serves it")
     known = Known(site)
@@ -119,7 +130,8 @@ def decide_one(site: Site, terms: Terms) -> Outcome:
         lambda candidate: verify(site, candidate, deterministic=terms.deterministic, known=known)
     )
     start_s = time.monotonic()
-    trials = {c.name: prove(c) for c in site.candidates}
+    given = known_trials or {}
+    trials = {c.name: given.get(c.name) or prove(c) for c in site.candidates}
     known.let_go()
     proven_s = time.monotonic()
     left = [c for c in site.candidates if not trials[c.name].refused]

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 
 import torch
 
 from advisor.swap import ahead
-from advisor.swap.ahead import compile_ahead
+from advisor.swap.ahead import Ahead
+from advisor.swap.decide import LATE, decide
 from advisor.swap.site import Candidate, Example
-from tests.swap.planted import candidate, right, site
+from tests.swap.planted import candidate, right, site, terms
+
+
+def compile_ahead(sites, seconds: float) -> int:
+    with Ahead(sites) as made:
+        made.wait(seconds)
+        return made.begun
 
 
 def test_on_a_cpu_nothing_is_compiled_ahead() -> None:
@@ -38,18 +46,40 @@ def test_each_bundled_candidate_runs_once_in_a_thread_and_faults_are_passed_over
     assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_a_compiler_that_takes_too_long_is_not_waited_for(monkeypatch) -> None:
+def test_a_compiler_that_takes_too_long_is_not_waited_for_and_its_candidate_is_out(monkeypatch) -> None:
     monkeypatch.setattr(ahead, "_on_gpu", lambda example: True)
     monkeypatch.setattr(ahead.torch.cuda, "device", lambda _: torch.no_grad())
-    released = threading.Event()
+    monkeypatch.setattr(ahead, "_threads", lambda tasks: tasks)
+    released, order = threading.Event(), []
 
     def slow(module, x):
-        released.wait(20)
+        if threading.current_thread().name.startswith("advisor-swap"):
+            released.wait(20)
+        order.append("slow")
         return right(module, x)
 
-    assert compile_ahead([site(slow), site(slow)], 0.01) == 2
-    assert not released.is_set()
-    released.set()
+    def quick(module, x):
+        order.append("quick")
+        return right(module, x)
+
+    # WHEN the site whose kernel is slow to compile comes first, beside a candidate of torch's
+    sites = [site(slow, Candidate("torch F", right, "torch")), site(quick)]
+    given = replace(terms({"original": 50e3, "torch F": 20e3, "advisor.kernels.right": 10e3}), budget_s=1.0)
+
+    def progress(done, total, what):
+        order.append(done)
+        if done == 1:
+            threading.Timer(2.0, released.set).start()
+
+    late, other = decide(sites, given, progress)
+    # THEN the other site is tried first, torch's candidate is taken, and the late one is said to be late
+    assert order.index(1) > order.index("quick")
+    assert late.chosen is not None
+    assert late.chosen.name == "torch F"
+    assert [t.refused for t in late.trials if t.candidate != "torch F"] == [LATE]
+    assert other.site is sites[1]
+    # AND nothing is left running
+    assert not [t for t in threading.enumerate() if t.name.startswith("advisor-swap")]
 
 
 def test_each_thread_asks_and_runs_under_the_calls_own_autocast(monkeypatch) -> None:

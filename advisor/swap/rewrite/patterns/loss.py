@@ -180,8 +180,8 @@ def _row_step(call: Call, node: Node, facts: Facts) -> tuple[str, Any] | None:
     if not shape or not source:
         return None
     if call.op in ("reshape", "flatten"):
-        # The last dimension has been seen to stay. One size is what the others leave, so that fewer rows do too:
-        # the one that varies, else the first.
+        # The last dimension has been seen to stay. One size is what the others leave, so that fewer rows do
+        # too: the one that varies, else the first.
         rows = tuple(n if isinstance(n, int) else -1 for n in shape[:-1])
         if rows and -1 not in rows:
             rows = (-1, *rows[1:])
