@@ -82,7 +82,8 @@ def _of_block(at, block, n_out, exists, GROUPS: tl.constexpr):
     found = (tl.load(at, mask=exists, other=0),)
     for _ in tl.static_range(GROUPS - 1):
         at += n_out
-        found = found + (tl.load(at, mask=exists, other=0),)  # noqa: RUF005, Triton unpacks no tuples
+        # Triton unpacks no tuples.
+        found = found + (tl.load(at, mask=exists, other=0),)  # type: ignore[assignment]  # noqa: RUF005
     return found
 
 
