@@ -14,7 +14,7 @@ from pathlib import Path
 
 from benchmarks.payoff import judge
 from benchmarks.payoff.processes import Processes
-from benchmarks.payoff.store import RESULTS, Store, write_results
+from benchmarks.payoff.store import RESULTS, Store, stored_cases, write_results
 
 #: Longest that a case may take, compilation included.
 _LIMIT_S = 180.0
@@ -61,13 +61,14 @@ def judge_all(args: argparse.Namespace, store: Store, command: str) -> bool:
         print(judge.line(name, store.cases[name]), flush=True)
     if len(names) < len(store.cases):
         return True
-    found = judge.figures(store.cases)
-    for figure in found:
-        print(f"{figure.name}: {figure.value:g} ({figure.goal}){'' if figure.reached else '  NOT REACHED'}")
     # What small sizes give says nothing, and is not the benchmark's result.
     tiny = any(case["plan"]["tiny"] for case in store.cases.values())
     output = args.output or (store.folder / "results.json" if tiny else RESULTS)
-    write_results(output, store, command, [figure._asdict() for figure in found])
+    others = stored_cases(output, store) if args.merge else {}
+    found = judge.figures({**others, **store.cases})
+    for figure in found:
+        print(f"{figure.name}: {figure.value:g} ({figure.goal}){'' if figure.reached else '  NOT REACHED'}")
+    write_results(output, store, command, [figure._asdict() for figure in found], others)
     print(f"written to {output}")
     return all(figure.reached for figure in found)
 
@@ -97,6 +98,7 @@ def main() -> None:
     options.add_argument("--list", action="store_true", help="name the cases and stop")
     options.add_argument("--traces", type=Path, default=Path("advisor_logs/payoff"), metavar="FOLDER")
     options.add_argument("--output", type=Path, metavar="FILE", help="for the verdicts")
+    options.add_argument("--merge", action="store_true", help="keep verdicts on what the folder lacks")
     options.add_argument("--again", action="store_true", help="measure anew what is there already")
     options.add_argument("--quick", action="store_true", help="two short rounds")
     options.add_argument("--tiny", action="store_true", help="small sizes, to try the cases without a GPU")

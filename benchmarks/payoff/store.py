@@ -59,8 +59,29 @@ class Store:
         put(self.file, self.content)
 
 
-def write_results(path: Path, store: Store, command: str, figures: list[dict[str, Any]]) -> None:
-    """The results file: where it comes from, the figures, and each case with its verdict."""
+def stored_cases(path: Path, store: Store) -> dict[str, Any]:
+    """Cases of a results file that the folder lacks, each with the day of its verdict as ``judged_on``.
+
+    Raises:
+        SystemExit: the file is from another device or other versions.
+    """
+    if not path.exists():
+        return {}
+    before = json.loads(path.read_text())
+    store.check_machine({key: before[key] for key in ("device", "versions")})
+    missing = {name: case for name, case in before["cases"].items() if name not in store.cases}
+    return {name: {"judged_on": before["date"], **case} for name, case in missing.items()}
+
+
+def write_results(
+    path: Path,
+    store: Store,
+    command: str,
+    figures: list[dict[str, Any]],
+    others: Mapping[str, Any] | None = None,
+) -> None:
+    """The results file: where it comes from, the figures, and each case with its verdict; `others` too."""
+    cases = {**(others or {}), **store.cases}
     put(
         path,
         {
@@ -69,7 +90,7 @@ def write_results(path: Path, store: Store, command: str, figures: list[dict[str
             "device": store.content["device"],
             "versions": store.content["versions"],
             "figures": figures,
-            "cases": {name: case for name, case in store.cases.items() if "verdict" in case},
+            "cases": {name: case for name, case in cases.items() if "verdict" in case},
         },
     )
 

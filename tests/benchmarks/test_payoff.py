@@ -333,7 +333,7 @@ def judged(tmp_path, monkeypatch):
         for name in ("a", "b"):
             store.add(name, MACHINE, {**_case(), "plan": {"tiny": tiny}})
             store.trace(name).touch()
-        given = {"only": [], "judge_only": True, "jobs": 2, "output": None, **options}
+        given = {"only": [], "judge_only": True, "jobs": 2, "output": None, "merge": False, **options}
         return driver.judge_all(SimpleNamespace(**given), store, "command")
 
     return run
@@ -345,6 +345,27 @@ def test_all_cases_are_judged_and_figures_that_are_not_reached_tell(judged, tmp_
     assert [case["verdict"]["error"] for case in found["cases"].values()] == [0.0, 0.0]
     assert {"name": "pairs", "value": 2, "goal": "≥ 16", "reached": False} in found["figures"]
     assert "pairs: 2 (≥ 16)  NOT REACHED" in capsys.readouterr().out
+
+
+def test_verdicts_on_cases_that_the_folder_lacks_are_kept_with_their_day_when_asked(judged, tmp_path):
+    committed = tmp_path / "committed.json"
+    old = {**_case(), "plan": {"tiny": False}, "verdict": {"error": 7.0}}
+    judged()
+    before = json.loads(committed.read_text())
+    verdict = before["cases"]["a"]["verdict"]
+    before.update(date="2020-01-01", cases={"a": old, "c": {**old, "verdict": verdict}})
+    committed.write_text(json.dumps(before))
+    # WHEN a and b are judged again
+    judged(merge=True)
+    found = json.loads(committed.read_text())
+    assert set(found["cases"]) == {"a", "b", "c"}
+    assert found["cases"]["c"]["judged_on"] == "2020-01-01"
+    assert "judged_on" not in found["cases"]["a"]
+    assert found["cases"]["a"]["verdict"] == verdict
+    assert {"name": "pairs", "value": 3, "goal": "≥ 16", "reached": False} in found["figures"]
+    # AND without being asked, the file is of the folder alone
+    judged()
+    assert set(json.loads(committed.read_text())["cases"]) == {"a", "b"}
 
 
 def test_a_few_cases_are_judged_without_being_the_result(judged, tmp_path, capsys):
