@@ -82,8 +82,7 @@ def _of_block(at, block, n_out, exists, GROUPS: tl.constexpr):
     found = (tl.load(at, mask=exists, other=0),)
     for _ in tl.static_range(GROUPS - 1):
         at += n_out
-        # Triton unpacks no tuples.
-        found = found + (tl.load(at, mask=exists, other=0),)  # type: ignore[assignment]  # noqa: RUF005
+        found = found + (tl.load(at, mask=exists, other=0),)  # noqa: RUF005, Triton unpacks no tuples
     return found
 
 
