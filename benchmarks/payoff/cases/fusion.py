@@ -82,6 +82,20 @@ def bias_gelu_layernorm_gpu(fixed: bool, n: Scale) -> Loop:
 @pair(
     "fusion.chain",
     title="x + bias, GELU and LayerNorm in three operators",
+    fix="torch.compile of the whole network",
+    tolerance=2e-2,
+    range_only="the likely saving lies between that of each chain compiled by itself and of all in one graph",
+)
+def bias_gelu_layernorm_whole(fixed: bool, n: Scale) -> Loop:
+    loop = norm_chain(n, bias_gelu_norm)
+    if fixed:
+        n.compile(loop.module.net)
+    return loop
+
+
+@pair(
+    "fusion.chain",
+    title="x + bias, GELU and LayerNorm in three operators",
     fix="advisor.kernels.bias_act_norm",
     tolerance=2e-2,
     interpreter=True,
