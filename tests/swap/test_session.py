@@ -16,6 +16,7 @@ from advisor.swap.session import Swapper
 from advisor.swap.site import Candidate
 from advisor.swap.warn import SwapWarning
 from tests.swap import planted
+from tests.swap.alone import alone
 from tests.swap.networks import LlamaMLP, LlamaNorm, Net
 from tests.swap.planted import ToldClock, candidate, terms
 
@@ -478,10 +479,9 @@ def test_without_a_gpu_one_line_says_that_nothing_can_be_swapped() -> None:
 
 
 @pytest.fixture
-def single_process(tmp_path):
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
+def single_process():
+    with alone():
+        yield
 
 
 @pytest.mark.skipif(not dist.is_available(), reason="torch without distributed")

@@ -1,9 +1,7 @@
 """A live step under the rewriter: the object stays what it is, faults do no harm, undoing is whole."""
 
-import contextlib
 import copy
 import dataclasses
-import datetime
 import io
 import pickle
 import warnings
@@ -19,6 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from advisor.swap.rewrite import backend
 from advisor.swap.rewrite.wrap import StepRewrite
 from advisor.swap.site import Outcome
+from tests.swap.alone import alone
 from tests.swap.rewrite.models import GPT, T, V, batch
 from tests.swap.rewrite.test_models import decided, trains_alike
 
@@ -438,18 +437,6 @@ def test_a_trainer_trains_and_checkpoints_a_rewritten_step(tmp_path):
     assert rewrite.installed
     rewrite.restore()
     assert type(swapped) is GPT
-
-
-@contextlib.contextmanager
-def alone():
-    """A group of one process, which waits for nobody: neither files nor addresses are needed."""
-    store = torch.distributed.HashStore()
-    seconds = datetime.timedelta(seconds=30)
-    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1, timeout=seconds)
-    try:
-        yield
-    finally:
-        torch.distributed.destroy_process_group()
 
 
 def test_a_step_inside_ddp_and_ddp_around_a_step():
