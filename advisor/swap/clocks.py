@@ -11,6 +11,8 @@ from typing import Protocol
 
 import torch
 
+from advisor.swap.guard import no_garbage_collected
+
 Call = Callable[[], object]
 
 MIN_ROUNDS, MAX_ROUNDS = 7, 25
@@ -151,11 +153,6 @@ def _in_turns(
 @contextmanager
 def _undisturbed() -> Iterator[None]:
     """No garbage is collected within, and none is left over from before."""
-    was = gc.isenabled()
     gc.collect()
-    gc.disable()
-    try:
+    with no_garbage_collected():
         yield
-    finally:
-        if was:
-            gc.enable()

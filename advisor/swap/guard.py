@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import sys
 import warnings
@@ -88,3 +89,15 @@ def _put_back(read: Callable[[], Any], write: Callable[[Any], Any], old: Any) ->
     # Only where it was changed: to write a setting is not always without effect.
     if read() != old:
         write(old)
+
+
+@contextmanager
+def no_garbage_collected() -> Iterator[None]:
+    """The collector does not start by itself within."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import gc
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
+
+from advisor.swap.guard import no_garbage_collected
 
 _T = TypeVar("_T")
 #: Of the device's memory, what nothing may count on, and how much more than its peak a loop reserves.
@@ -135,7 +136,7 @@ class CudaRecorder:
         spare = generator.clone_state()
         try:
             with (
-                _no_garbage_collected(),
+                no_garbage_collected(),
                 # Other threads, such as a loader's that pins memory, go on as they like.
                 torch.cuda.graph(
                     graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
@@ -169,14 +170,3 @@ def let_go_of_workspaces() -> None:
     if not _recorders:
         with suppress(AttributeError):
             torch._C._cuda_clearCublasWorkspaces()
-
-
-@contextmanager
-def _no_garbage_collected() -> Iterator[None]:
-    was: Any = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was:
-            gc.enable()
