@@ -42,16 +42,16 @@ class Ahead:
             if candidate.source == "bundled" and _on_gpu(example)
         ]
         self.begun = len(self._todo) if len(self._todo) > 1 else 0
+        self._devices = {d for _, e in self._todo for d in devices_of((e.args, dict(e.kwargs)))}
         self._runs: dict[int, Future[None]] = {}
         self._undo = ExitStack()
 
     def __enter__(self) -> Ahead:
         if self.begun:
-            devices = {d for _, e in self._todo for d in devices_of((e.args, dict(e.kwargs)))}
             threads = ThreadPoolExecutor(_threads(self.begun), thread_name_prefix="advisor-swap")
             self._undo.callback(let_go_of_workspaces)
             self._undo.callback(threads.shutdown, wait=True, cancel_futures=True)
-            with kept_state(devices), unwarned():
+            with kept_state(self._devices), unwarned():
                 self._runs = {id(one[0]): threads.submit(_run, *one) for one in self._todo}
         return self
 
@@ -60,8 +60,7 @@ class Ahead:
 
     def wait(self, seconds: float) -> None:
         """Wait until all are compiled, but no longer than this."""
-        devices = {d for _, e in self._todo for d in devices_of((e.args, dict(e.kwargs)))}
-        with kept_state(devices), unwarned():
+        with kept_state(self._devices), unwarned():
             wait(self._runs.values(), timeout=max(seconds, 0.0))
 
     def late(self, site: Site) -> list[Candidate]:
