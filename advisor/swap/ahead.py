@@ -49,18 +49,20 @@ class Ahead:
     def __enter__(self) -> Ahead:
         if self.begun:
             threads = ThreadPoolExecutor(_threads(self.begun), thread_name_prefix="advisor-swap")
+            # For as long as a thread runs: it draws random numbers, and may do so last of all.
+            self._undo.enter_context(kept_state(self._devices))
             self._undo.callback(let_go_of_workspaces)
             self._undo.callback(threads.shutdown, wait=True, cancel_futures=True)
-            with kept_state(self._devices), unwarned():
-                self._runs = {id(one[0]): threads.submit(_run, *one) for one in self._todo}
+            self._runs = {id(one[0]): threads.submit(_run, *one) for one in self._todo}
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._undo.close()
+        with unwarned():
+            self._undo.close()
 
     def wait(self, seconds: float) -> None:
         """Wait until all are compiled, but no longer than this."""
-        with kept_state(self._devices), unwarned():
+        with unwarned():
             wait(self._runs.values(), timeout=max(seconds, 0.0))
 
     def late(self, site: Site) -> list[Candidate]:
