@@ -15,6 +15,8 @@ from advisor.swap.tensors import copied, remade
 #: float16 ends at 65504: products of values as large as those for other dtypes would overflow.
 _LARGE = {torch.float16: 16.0}
 _TINY = {torch.float16: 1e-3}
+#: No powers of two nor ratios of small numbers, which would leave roundings as they are.
+_SIMILAR = (0.93, 0.977, 1.021, 1.067)
 
 
 def _scaled_to(t: Tensor, rms: float) -> Tensor:
@@ -116,6 +118,12 @@ def not_a_number(example: Example) -> Example:
         return made
 
     return changed(example, spoilt)
+
+
+def similar(example: Example) -> Iterator[Example]:
+    """The call with inputs a few per cent larger and smaller, which round otherwise."""
+    for factor in _SIMILAR:
+        yield changed(example, lambda t, factor=factor: t * factor)  # type: ignore[misc]
 
 
 def perturbed(example: Example) -> Example:

@@ -61,7 +61,7 @@ class Error:
 
 
 #: Numbers from which on roundings even out in their mean: a loss, one number, may be off by a whole unit.
-_CALM = 16
+CALM = 16
 
 
 def errors(
@@ -91,7 +91,7 @@ def errors(
     found = []
     for name, measure, share in (("largest", torch.amax, 1.0), ("rms", _rms, 0.25)):
         of_eager = float(measure((theirs - truth).abs()))
-        share = share if truth.numel() >= _CALM else 1.0
+        share = share if truth.numel() >= CALM else 1.0
         allowed = factor * of_eager + share * ulps * eps * float(measure(truth.abs()))
         got = float(measure((mine - truth).abs()))
         found.append(Error(what, name, ours.dtype, got, of_eager, allowed))

@@ -364,3 +364,37 @@ def test_a_candidate_is_asked_what_it_takes_under_the_calls_own_autocast_and_gra
     assert refusal(made, adversarial=False) == ""
     assert not torch.is_autocast_enabled("cpu")
     assert torch.is_grad_enabled()
+
+
+def _rounded(x: Tensor, factor: float) -> Tensor:
+    """The mean of x, of which 16 bits are left after it was multiplied; its gradient is exact."""
+    return x.mean() + ((x * factor).bfloat16().float() / factor - x).detach().mean()
+
+
+@pytest.mark.parametrize(
+    ("off", "right"), [(lambda x: 0.0, True), (lambda x: 0.02, False)], ids=["as rounded", "wrong"]
+)
+def test_a_number_that_the_original_happens_to_get_right_is_held_to_what_it_usually_gets(off, right) -> None:
+    # GIVEN inputs that the original's rounding leaves as they are, and a candidate that rounds elsewhere
+    x = torch.randn(64, generator=torch.Generator().manual_seed(3)).bfloat16().float().requires_grad_()
+    made = Site(
+        "loss", ["here"], "pattern", "mean", lambda x: _rounded(x, 1.0), [Example((x,))],
+        [Candidate("other", lambda x: _rounded(x, 3.0) + off(x), "bundled")],
+    )  # fmt: skip
+    # WHEN it is verified
+    trial = verify(made, made.candidates[0], adversarial=False)
+    # THEN it may be off as the original is on inputs like these, and no more
+    assert (trial.refused == "") is right
+    assert trial.refused == "" or "output 0: largest error" in trial.refused
+
+
+def test_many_numbers_are_held_to_the_originals_error_on_these_inputs() -> None:
+    def rounded(x: Tensor, factor: float) -> Tensor:
+        return x + ((x * factor).bfloat16().float() / factor - x).detach()
+
+    x = torch.randn(64, generator=torch.Generator().manual_seed(3)).bfloat16().float().requires_grad_()
+    made = Site(
+        "loss", ["here"], "pattern", "identity", lambda x: rounded(x, 1.0), [Example((x,))],
+        [Candidate("other", lambda x: rounded(x, 3.0), "bundled")],
+    )  # fmt: skip
+    assert "output 0: largest error" in verify(made, made.candidates[0], adversarial=False).refused
