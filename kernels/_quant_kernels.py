@@ -118,14 +118,6 @@ def _split_kernel(
         for b in tl.static_range(BLOCKS):
             block = start + b * WARPS
             w = tl.load(w_at + block * SPAN, mask=block + own < n_blocks, other=0)
-            if BITS == 4:
-                # Waited for a block later: few rows' scales are too narrow for asynchronous copies.
-                s, after = s_ahead, block + WARPS
-                exists = w_exists & (after + warp < n_blocks)
-                s_ahead = _of_block(scale_ptr + group_at, after, n_out, exists, GROUPS)
-                if zero_ptr is not None:
-                    z = z_ahead
-                    z_ahead = _of_block(zero_ptr + group_at, after, n_out, exists, GROUPS)
             for i in tl.static_range(ELEMENTS):
                 x_exists = (x_row < n_rows)[None, None, :] & (block + own < n_blocks)
                 x = tl.load(x_at + (block * 128 + i * SPAN), mask=x_exists, other=0.0)
@@ -141,8 +133,17 @@ def _split_kernel(
                         x_sum = tl.dot(tl.full(q.shape, 1.0, x.dtype), x, x_sum)
                     if i % A_GROUP == A_GROUP - 1:
                         if zero_ptr is not None:
-                            part -= (z[i // A_GROUP].to(tl.float32) - 8.0)[:, :, None] * x_sum
-                        total += part * s[i // A_GROUP].to(tl.float32)[:, :, None]
+                            z = z_ahead[i // A_GROUP].to(tl.float32)
+                            part -= (z - 8.0)[:, :, None] * x_sum
+                        total += part * s_ahead[i // A_GROUP].to(tl.float32)[:, :, None]
+            if BITS == 4:
+                # After their last use, so that they go to the same registers and are waited for a block
+                # later: few rows' scales are too narrow for asynchronous copies.
+                after = block + WARPS
+                exists = w_exists & (after + warp < n_blocks)
+                s_ahead = _of_block(scale_ptr + group_at, after, n_out, exists, GROUPS)
+                if zero_ptr is not None:
+                    z_ahead = _of_block(zero_ptr + group_at, after, n_out, exists, GROUPS)
     _finish(tl.sum(total, 0), x_row, w_row, scale_ptr, bias_ptr, y_ptr, n_rows, n_out, BITS)
 
 
@@ -173,9 +174,6 @@ def _tile_kernel(
             block = start + b
             exists = block < n_blocks
             w = tl.load(w_at + block * SPAN, mask=exists, other=0)
-            if BITS == 4 and GROUPS == 1:
-                s = s_ahead
-                s_ahead = _of_group(scale_ptr + w_row, block + 1, n_out, w_exists & (block + 1 < n_blocks))
             for i in tl.static_range(ELEMENTS):
                 x_exists = (x_row < n_rows)[None, :] & exists
                 x = tl.load(x_at + (block * 128 + i * SPAN), mask=x_exists, other=0.0)
@@ -189,6 +187,8 @@ def _tile_kernel(
                         group = block * GROUPS + i // A_GROUP
                         if GROUPS > 1:
                             s = _of_group(scale_ptr + w_row, group, n_out, w_exists & exists)
+                        else:
+                            s = s_ahead
                         if zero_ptr is not None:
                             z = _of_group(zero_ptr + w_row, group, n_out, w_exists & exists)
                     part = tl.dot(q, x, part)
@@ -198,6 +198,8 @@ def _tile_kernel(
                         if zero_ptr is not None:
                             part -= (z - 8.0)[:, None] * x_sum
                         total += part * s[:, None]
+            if BITS == 4 and GROUPS == 1:
+                s_ahead = _of_group(scale_ptr + w_row, block + 1, n_out, w_exists & (block + 1 < n_blocks))
     _finish(total, x_row, w_row, scale_ptr, bias_ptr, y_ptr, n_rows, n_out, BITS)
 
 
