@@ -10,7 +10,7 @@ groups that are done with a buffer. Use n of a ring finds buffer n % stages, in 
 """
 
 # Gluon takes some of Python: no enumerate, no starred lists, no chained conditions on constants.
-# ruff: noqa: RUF005, SIM102, SIM108, SIM113
+# ruff: noqa: RUF005, SIM102, SIM108
 
 from collections.abc import Mapping
 
@@ -34,6 +34,7 @@ if AVAILABLE:
         rows_of,
         seen_alone,
         tma,
+        turns,
         warpgroup_mma,
         warpgroup_mma_wait,
         work_tile,
@@ -45,13 +46,13 @@ if AVAILABLE:
         q_ready, q_empty, k_ready, k_empty, v_ready, v_empty,
         heads, group, n_planes, n_blocks, together, n_items, n_k, low, high, c_b, c_h, c_m,
         BLOCK_N: gl.constexpr, MASKED: gl.constexpr, LEFT: gl.constexpr, RIGHT: gl.constexpr,
-        GROUPS: gl.constexpr, STAGES: gl.constexpr,
+        GROUPS: gl.constexpr, STAGES: gl.constexpr, PAIRED: gl.constexpr,
     ):  # fmt: skip
         """The one warp that loads: a block's queries, then its keys and values from right to left."""
         ROWS: gl.constexpr = q_source.block_type.shape[2]
-        turn, count = 0, 0
-        for item in range(gl.program_id(0), n_items, gl.num_programs(0)):
-            block, plane = work_tile(item, n_blocks, n_planes, together, RIGHT)
+        count = 0
+        for turn in range(turns(n_items, PAIRED)):
+            block, plane = work_tile(turn, n_blocks, n_planes, together, RIGHT, PAIRED)
             batch, head = plane // heads, plane % heads
             row = block * (ROWS * GROUPS)
             start, _, _, stop = key_blocks(row, ROWS * GROUPS, low, high, n_k, BLOCK_N, LEFT, RIGHT)
@@ -61,7 +62,6 @@ if AVAILABLE:
                 tma.async_copy_global_to_shared(
                     q_source, [batch, head, row + part * ROWS, 0], q_ready, q_tiles.index(part)
                 )
-            turn += 1
             of_blocks = codes + batch.to(gl.int64) * c_b + head.to(gl.int64) * c_h + block.to(gl.int64) * c_m
             for step in range(stop - start):
                 block_n = stop - 1 - step
@@ -148,7 +148,8 @@ if AVAILABLE:
         v_ready, v_empty, o_b, o_h, o_n, m_b, m_h, m_m, c_b, c_h, c_m,
         heads, n_planes, n_blocks, together, n_items, n_q, n_k, low, high, scale,
         DIM_V: gl.constexpr, MASKED: gl.constexpr, LEFT: gl.constexpr, RIGHT: gl.constexpr,
-        EXACT: gl.constexpr, GROUPS: gl.constexpr, STAGES: gl.constexpr, PART: gl.constexpr,
+        EXACT: gl.constexpr, GROUPS: gl.constexpr, STAGES: gl.constexpr, PAIRED: gl.constexpr,
+        PART: gl.constexpr,
     ):  # fmt: skip
         """One group of four warps, which owns queries `PART` * 64 to 64 further of each block."""
         dtype: gl.constexpr = q_tiles.dtype
@@ -162,9 +163,9 @@ if AVAILABLE:
         scale_2 = scale * 1.4426950408889634
         factor = 1.0 if MASKED == 2 else scale_2
         queries = rows_of(q_tiles, PART)
-        turn, count = 0, 0
-        for item in range(gl.program_id(0), n_items, gl.num_programs(0)):
-            block, plane = work_tile(item, n_blocks, n_planes, together, RIGHT)
+        count = 0
+        for turn in range(turns(n_items, PAIRED)):
+            block, plane = work_tile(turn, n_blocks, n_planes, together, RIGHT, PAIRED)
             batch, head = plane // heads, plane % heads
             row = block * (ROWS * GROUPS)
             start, whole, until, stop = key_blocks(row, ROWS * GROUPS, low, high, n_k, BLOCK_N, LEFT, RIGHT)
@@ -216,7 +217,6 @@ if AVAILABLE:
                     count += 1
             # No scores of this block of queries are to come: the next block's may.
             mbarrier.arrive(q_empty, count=1)
-            turn += 1
 
             before, phase_before = (count - 1) % STAGES, ((count - 1) // STAGES) & 1
             mbarrier.wait(v_ready.index(before), phase_before)
@@ -240,7 +240,7 @@ if AVAILABLE:
         q, k, v, out, lse, mask, codes, o_b, o_h, o_n, m_b, m_h, m_m, c_b, c_h, c_m,
         heads, group, n_planes, n_blocks, together, n_items, n_q, n_k, low, high, scale,
         DIM_V: gl.constexpr, MASKED: gl.constexpr, LEFT: gl.constexpr, RIGHT: gl.constexpr,
-        EXACT: gl.constexpr, GROUPS: gl.constexpr, STAGES: gl.constexpr,
+        EXACT: gl.constexpr, GROUPS: gl.constexpr, STAGES: gl.constexpr, PAIRED: gl.constexpr,
     ):  # fmt: skip
         """out = softmax(scores) v and the rows' log-sum-exp, as Triton's kernel of that name."""
         dtype: gl.constexpr = q.dtype
@@ -268,19 +268,19 @@ if AVAILABLE:
                         out, lse, mask, codes, q_tiles, k_tiles, v_tiles, q_ready, q_empty, k_ready, k_empty,
                         v_ready, v_empty, o_b, o_h, o_n, m_b, m_h, m_m, c_b, c_h, c_m, heads, n_planes,
                         n_blocks, together, n_items, n_q, n_k, low, high, scale,
-                        DIM_V, MASKED, LEFT, RIGHT, EXACT, GROUPS, STAGES, 0,
+                        DIM_V, MASKED, LEFT, RIGHT, EXACT, GROUPS, STAGES, PAIRED, 0,
                     )),
                     (attend, (
                         out, lse, mask, codes, q_tiles, k_tiles, v_tiles, q_ready, q_empty, k_ready, k_empty,
                         v_ready, v_empty, o_b, o_h, o_n, m_b, m_h, m_m, c_b, c_h, c_m, heads, n_planes,
                         n_blocks, together, n_items, n_q, n_k, low, high, scale,
-                        DIM_V, MASKED, LEFT, RIGHT, EXACT, GROUPS, STAGES, 1,
+                        DIM_V, MASKED, LEFT, RIGHT, EXACT, GROUPS, STAGES, PAIRED, 1,
                     )),
                     (load_tiles, (
                         q, k, v, codes, q_tiles, k_tiles, v_tiles,
                         q_ready, q_empty, k_ready, k_empty, v_ready, v_empty,
                         heads, group, n_planes, n_blocks, together, n_items, n_k, low, high, c_b, c_h, c_m,
-                        BLOCK_N, MASKED, LEFT, RIGHT, GROUPS, STAGES,
+                        BLOCK_N, MASKED, LEFT, RIGHT, GROUPS, STAGES, PAIRED,
                     )),
                 ], [4, 1], [240, 24],
             )  # fmt: skip
@@ -291,25 +291,25 @@ if AVAILABLE:
                         out, lse, mask, codes, q_tiles, k_tiles, v_tiles, q_ready, q_empty, k_ready, k_empty,
                         v_ready, v_empty, o_b, o_h, o_n, m_b, m_h, m_m, c_b, c_h, c_m, heads, n_planes,
                         n_blocks, together, n_items, n_q, n_k, low, high, scale,
-                        DIM_V, MASKED, LEFT, RIGHT, EXACT, GROUPS, STAGES, 0,
+                        DIM_V, MASKED, LEFT, RIGHT, EXACT, GROUPS, STAGES, PAIRED, 0,
                     )),
                     (attend, (
                         out, lse, mask, codes, q_tiles, k_tiles, v_tiles, q_ready, q_empty, k_ready, k_empty,
                         v_ready, v_empty, o_b, o_h, o_n, m_b, m_h, m_m, c_b, c_h, c_m, heads, n_planes,
                         n_blocks, together, n_items, n_q, n_k, low, high, scale,
-                        DIM_V, MASKED, LEFT, RIGHT, EXACT, GROUPS, STAGES, 1,
+                        DIM_V, MASKED, LEFT, RIGHT, EXACT, GROUPS, STAGES, PAIRED, 1,
                     )),
                     (attend, (
                         out, lse, mask, codes, q_tiles, k_tiles, v_tiles, q_ready, q_empty, k_ready, k_empty,
                         v_ready, v_empty, o_b, o_h, o_n, m_b, m_h, m_m, c_b, c_h, c_m, heads, n_planes,
                         n_blocks, together, n_items, n_q, n_k, low, high, scale,
-                        DIM_V, MASKED, LEFT, RIGHT, EXACT, GROUPS, STAGES, 2,
+                        DIM_V, MASKED, LEFT, RIGHT, EXACT, GROUPS, STAGES, PAIRED, 2,
                     )),
                     (load_tiles, (
                         q, k, v, codes, q_tiles, k_tiles, v_tiles,
                         q_ready, q_empty, k_ready, k_empty, v_ready, v_empty,
                         heads, group, n_planes, n_blocks, together, n_items, n_k, low, high, c_b, c_h, c_m,
-                        BLOCK_N, MASKED, LEFT, RIGHT, GROUPS, STAGES,
+                        BLOCK_N, MASKED, LEFT, RIGHT, GROUPS, STAGES, PAIRED,
                     )),
                 ], [4, 4, 1], [160, 160, 24],
             )  # fmt: skip
@@ -337,14 +337,14 @@ def launch_forward(
     # Three groups have 160 registers a thread, into which a bias does not fit.
     groups = 2 if kind(mask) == PER_KEY else params["GROUPS"]
     blocks, planes = -(-q.shape[2] // (ROWS * groups)), q.shape[0] * q.shape[1]
-    count, grid = items(blocks, planes, programs, params)
+    count, grid, paired = items(blocks, planes, programs, limits, params)
     bits, strides = arguments(mask, ROWS * groups, block_n, lse)
     forward_kernel[(grid,)](
         described(q, ROWS), described(k, block_n), described(v, block_n), out, lse, *bits,
         *out.stride()[:3], *strides,
         q.shape[1], q.shape[1] // k.shape[1], planes, blocks, together, count, q.shape[2], k.shape[2],
         low, high, scale, DIM_V=v.shape[3], MASKED=kind(mask), LEFT=limits[0], RIGHT=limits[1],
-        EXACT=q.dtype == torch.float16, GROUPS=groups, STAGES=params["STAGES"], num_warps=4,
+        EXACT=q.dtype == torch.float16, GROUPS=groups, STAGES=params["STAGES"], PAIRED=paired, num_warps=4,
         # What is not fused by name rounds once more: the maximum must do so everywhere alike.
         maxnreg=168 if groups == 2 else 128, enable_fp_fusion=False,
     )  # fmt: skip

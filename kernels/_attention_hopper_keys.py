@@ -5,7 +5,7 @@ As Triton's kernel of the same name, block by block, but one warp loads tiles an
 """
 
 # Gluon takes some of Python: no enumerate, no starred lists, no chained conditions on constants.
-# ruff: noqa: RUF005, SIM102, SIM113
+# ruff: noqa: RUF005, SIM102
 
 from collections.abc import Mapping
 
@@ -29,6 +29,7 @@ if AVAILABLE:
         mbarrier,
         rows_of,
         store_tile,
+        turns,
         warpgroup_mma,
         warpgroup_mma_wait,
         work_tile,
@@ -40,21 +41,20 @@ if AVAILABLE:
         own_ready, own_empty, ready, empty,
         heads_k, members, splits, n_planes, n_blocks, together, n_items, n_q, low, high, c_b, c_h, c_m,
         BLOCK: gl.constexpr, MASKED: gl.constexpr, LEFT: gl.constexpr, RIGHT: gl.constexpr,
-        STAGES: gl.constexpr,
+        STAGES: gl.constexpr, PAIRED: gl.constexpr,
     ):  # fmt: skip
         """Loads of `key_gradient_kernel`: keys and values once, then q and its output's gradient."""
         ROWS: gl.constexpr = k_source.block_type.shape[2]
         whole_q = gl.cdiv(n_q, BLOCK) * BLOCK
-        turn, count = 0, 0
-        for item in range(gl.program_id(0), n_items, gl.num_programs(0)):
-            block, plane = work_tile(item, n_blocks, n_planes, together, False)
+        count = 0
+        for turn in range(turns(n_items, PAIRED)):
+            block, plane = work_tile(turn, n_blocks, n_planes, together, False, PAIRED)
             batch, head_k = plane // splits // heads_k, plane // splits % heads_k
             col = block * (2 * ROWS)
             start, _, _, stop = key_blocks(col, 2 * ROWS, -high, -low, whole_q, BLOCK, RIGHT, LEFT)
             mbarrier.wait(own_empty, (turn & 1) ^ 1)
             load_pair(k_source, v_source, k_tiles, v_tiles, 0, own_ready, batch, head_k, col)
             load_pair(k_source, v_source, k_tiles, v_tiles, 1, own_ready, batch, head_k, col + ROWS)
-            turn += 1
             of_planes = codes + batch.to(gl.int64) * c_b + block.to(gl.int64) * c_m
             # Query heads of a key head lie side by side, shared out among its splits.
             first = (head_k * splits + plane % splits) * members
@@ -129,7 +129,7 @@ if AVAILABLE:
         dk_s, dk_b, dk_h, dk_n, dv_s, dv_b, dv_h, dv_n, m_b, m_h, m_m, c_b, c_h, c_m,
         heads_k, members, splits, n_planes, n_blocks, together, n_items, n_q, n_k, low, high, scale,
         DIM: gl.constexpr, DIM_V: gl.constexpr, MASKED: gl.constexpr, LEFT: gl.constexpr, RIGHT: gl.constexpr,
-        EXACT: gl.constexpr, STAGES: gl.constexpr, PART: gl.constexpr,
+        EXACT: gl.constexpr, STAGES: gl.constexpr, PAIRED: gl.constexpr, PART: gl.constexpr,
     ):  # fmt: skip
         """One group of four warps: dk and dv of 64 keys of each block."""
         ROWS: gl.constexpr = k_tiles.shape[3]
@@ -145,9 +145,9 @@ if AVAILABLE:
         keys, values = rows_of(k_tiles, PART), rows_of(v_tiles, PART)
         # Queries past the end need no mask: their lse is infinite. Keys past the end are not stored.
         whole_q = gl.cdiv(n_q, BLOCK) * BLOCK
-        turn, count = 0, 0
-        for item in range(gl.program_id(0), n_items, gl.num_programs(0)):
-            block, plane = work_tile(item, n_blocks, n_planes, together, False)
+        count = 0
+        for turn in range(turns(n_items, PAIRED)):
+            block, plane = work_tile(turn, n_blocks, n_planes, together, False, PAIRED)
             split = plane % splits
             batch, head_k = plane // splits // heads_k, plane // splits % heads_k
             col = block * (2 * ROWS)
@@ -175,7 +175,6 @@ if AVAILABLE:
                         )  # fmt: skip
                         count += 1
             mbarrier.arrive(own_empty, count=1)
-            turn += 1
             at_k, at_v = dk + split.to(gl.int64) * dk_s, dv + split.to(gl.int64) * dv_s
             store_tile(at_k, acc_k * scale, batch, head_k, col, n_k, dk_b, dk_h, dk_n, DIM)
             store_tile(at_v, acc_v, batch, head_k, col, n_k, dv_b, dv_h, dv_n, DIM_V)
@@ -186,7 +185,7 @@ if AVAILABLE:
         m_b, m_h, m_m, c_b, c_h, c_m,
         heads_k, members, splits, n_planes, n_blocks, together, n_items, n_q, n_k, low, high, scale,
         DIM: gl.constexpr, DIM_V: gl.constexpr, MASKED: gl.constexpr, LEFT: gl.constexpr, RIGHT: gl.constexpr,
-        EXACT: gl.constexpr, STAGES: gl.constexpr,
+        EXACT: gl.constexpr, STAGES: gl.constexpr, PAIRED: gl.constexpr,
     ):  # fmt: skip
         """dv = P^T grad and dk = scale dS^T q, summed over the query heads that share a key head."""
         dtype: gl.constexpr = q.dtype
@@ -211,20 +210,20 @@ if AVAILABLE:
                     own_ready, own_empty, ready, empty, dk_s, dk_b, dk_h, dk_n, dv_s, dv_b, dv_h, dv_n,
                     m_b, m_h, m_m, c_b, c_h, c_m,
                     heads_k, members, splits, n_planes, n_blocks, together, n_items, n_q, n_k,
-                    low, high, scale, DIM, DIM_V, MASKED, LEFT, RIGHT, EXACT, STAGES, 0,
+                    low, high, scale, DIM, DIM_V, MASKED, LEFT, RIGHT, EXACT, STAGES, PAIRED, 0,
                 )),
                 (key_gradient, (
                     dk, dv, lse, delta, mask, codes, q_tiles, g_tiles, k_tiles, v_tiles,
                     own_ready, own_empty, ready, empty, dk_s, dk_b, dk_h, dk_n, dv_s, dv_b, dv_h, dv_n,
                     m_b, m_h, m_m, c_b, c_h, c_m,
                     heads_k, members, splits, n_planes, n_blocks, together, n_items, n_q, n_k,
-                    low, high, scale, DIM, DIM_V, MASKED, LEFT, RIGHT, EXACT, STAGES, 1,
+                    low, high, scale, DIM, DIM_V, MASKED, LEFT, RIGHT, EXACT, STAGES, PAIRED, 1,
                 )),
                 (load_for_keys, (
                     q, grad, k, v, codes, q_tiles, g_tiles, k_tiles, v_tiles,
                     own_ready, own_empty, ready, empty,
                     heads_k, members, splits, n_planes, n_blocks, together, n_items, n_q, low, high,
-                    c_b, c_h, c_m, BLOCK, MASKED, LEFT, RIGHT, STAGES,
+                    c_b, c_h, c_m, BLOCK, MASKED, LEFT, RIGHT, STAGES, PAIRED,
                 )),
             ],
             [4, 1],
@@ -241,7 +240,7 @@ def launch_key_gradient(
     """Write dk and dv, (splits, batch, heads, tokens, dim); mask transposed, BLOCK in queries."""
     splits, heads_k = dk.shape[0], k.shape[1]
     blocks, planes = -(-k.shape[2] // (2 * ROWS)), k.shape[0] * heads_k * splits
-    count, grid = items(blocks, planes, programs, params)
+    count, grid, paired = items(blocks, planes, programs, limits, params)
     bits, strides = arguments(mask, 2 * ROWS, params["BLOCK"], lse)
     key_gradient_kernel[(grid,)](
         described(q, params["BLOCK"]), described(grad, params["BLOCK"]), described(k, ROWS),
@@ -249,6 +248,6 @@ def launch_key_gradient(
         heads_k, q.shape[1] // heads_k // splits, splits, planes, blocks, together, count,
         q.shape[2], k.shape[2], low, high, scale, DIM=q.shape[3], DIM_V=v.shape[3],
         MASKED=kind(mask), LEFT=limits[0], RIGHT=limits[1], EXACT=q.dtype == torch.float16,
-        STAGES=params["STAGES"],
+        STAGES=params["STAGES"], PAIRED=paired,
         num_warps=4, maxnreg=168,
     )  # fmt: skip

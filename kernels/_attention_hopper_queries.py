@@ -5,7 +5,7 @@ As Triton's kernel of the same name, block by block, but one warp loads tiles an
 """
 
 # Gluon takes some of Python: no enumerate, no starred lists, no chained conditions on constants.
-# ruff: noqa: RUF005, SIM102, SIM113
+# ruff: noqa: RUF005, SIM102
 
 from collections.abc import Mapping
 
@@ -30,6 +30,7 @@ if AVAILABLE:
         rows_of,
         seen_alone,
         store_tile,
+        turns,
         warpgroup_mma,
         warpgroup_mma_wait,
         work_tile,
@@ -41,20 +42,19 @@ if AVAILABLE:
         own_ready, own_empty, ready, empty,
         heads, group, n_planes, n_blocks, together, n_items, n_k, low, high, c_b, c_h, c_m,
         BLOCK: gl.constexpr, MASKED: gl.constexpr, LEFT: gl.constexpr, RIGHT: gl.constexpr,
-        STAGES: gl.constexpr,
+        STAGES: gl.constexpr, PAIRED: gl.constexpr,
     ):  # fmt: skip
         """Loads of `query_gradient_kernel`: q and its output's gradient once, then keys and values."""
         ROWS: gl.constexpr = q_source.block_type.shape[2]
-        turn, count = 0, 0
-        for item in range(gl.program_id(0), n_items, gl.num_programs(0)):
-            block, plane = work_tile(item, n_blocks, n_planes, together, RIGHT)
+        count = 0
+        for turn in range(turns(n_items, PAIRED)):
+            block, plane = work_tile(turn, n_blocks, n_planes, together, RIGHT, PAIRED)
             batch, head = plane // heads, plane % heads
             row = block * (2 * ROWS)
             start, _, _, stop = key_blocks(row, 2 * ROWS, low, high, n_k, BLOCK, LEFT, RIGHT)
             mbarrier.wait(own_empty, (turn & 1) ^ 1)
             load_pair(q_source, g_source, q_tiles, g_tiles, 0, own_ready, batch, head, row)
             load_pair(q_source, g_source, q_tiles, g_tiles, 1, own_ready, batch, head, row + ROWS)
-            turn += 1
             of_blocks = codes + batch.to(gl.int64) * c_b + head.to(gl.int64) * c_h + block.to(gl.int64) * c_m
             for step in range(start, stop):
                 if code_of(of_blocks, step, MASKED) != 0:
@@ -112,7 +112,7 @@ if AVAILABLE:
         o_b, o_h, o_n, g_b, g_h, g_n, dq_b, dq_h, dq_n, m_b, m_h, m_m, c_b, c_h, c_m,
         heads, n_planes, n_blocks, together, n_items, n_q, n_k, low, high, scale,
         DIM: gl.constexpr, DIM_V: gl.constexpr, MASKED: gl.constexpr, LEFT: gl.constexpr, RIGHT: gl.constexpr,
-        EXACT: gl.constexpr, STAGES: gl.constexpr, PART: gl.constexpr,
+        EXACT: gl.constexpr, STAGES: gl.constexpr, PAIRED: gl.constexpr, PART: gl.constexpr,
     ):  # fmt: skip
         """One group of four warps: dq of 64 queries of each block, and their delta."""
         ROWS: gl.constexpr = q_tiles.shape[3]
@@ -127,9 +127,9 @@ if AVAILABLE:
         scale_2 = scale * 1.4426950408889634
         factor = 1.0 if MASKED == 2 else scale_2
         queries, grads = rows_of(q_tiles, PART), rows_of(g_tiles, PART)
-        turn, count = 0, 0
-        for item in range(gl.program_id(0), n_items, gl.num_programs(0)):
-            block, plane = work_tile(item, n_blocks, n_planes, together, RIGHT)
+        count = 0
+        for turn in range(turns(n_items, PAIRED)):
+            block, plane = work_tile(turn, n_blocks, n_planes, together, RIGHT, PAIRED)
             batch, head = plane // heads, plane % heads
             row = block * (2 * ROWS)
             start, whole, until, stop = key_blocks(row, 2 * ROWS, low, high, n_k, BLOCK, LEFT, RIGHT)
@@ -166,7 +166,6 @@ if AVAILABLE:
                     )  # fmt: skip
                     count += 1
             mbarrier.arrive(own_empty, count=1)
-            turn += 1
             store_tile(dq, acc * scale, batch, head, row, n_q, dq_b, dq_h, dq_n, DIM)
 
     @gluon.jit
@@ -175,7 +174,7 @@ if AVAILABLE:
         o_b, o_h, o_n, g_b, g_h, g_n, dq_b, dq_h, dq_n, m_b, m_h, m_m, c_b, c_h, c_m,
         heads, group, n_planes, n_blocks, together, n_items, n_q, n_k, low, high, scale,
         DIM: gl.constexpr, DIM_V: gl.constexpr, MASKED: gl.constexpr, LEFT: gl.constexpr, RIGHT: gl.constexpr,
-        EXACT: gl.constexpr, STAGES: gl.constexpr,
+        EXACT: gl.constexpr, STAGES: gl.constexpr, PAIRED: gl.constexpr,
     ):  # fmt: skip
         """dq = scale dS k, and delta = rowsum(grad * out), which `key_gradient_kernel` reads."""
         dtype: gl.constexpr = q.dtype
@@ -201,20 +200,20 @@ if AVAILABLE:
                     own_ready, own_empty, ready, empty, o_b, o_h, o_n, g_b, g_h, g_n, dq_b, dq_h, dq_n,
                     m_b, m_h, m_m, c_b, c_h, c_m,
                     heads, n_planes, n_blocks, together, n_items, n_q, n_k, low, high, scale,
-                    DIM, DIM_V, MASKED, LEFT, RIGHT, EXACT, STAGES, 0,
+                    DIM, DIM_V, MASKED, LEFT, RIGHT, EXACT, STAGES, PAIRED, 0,
                 )),
                 (query_gradient, (
                     out, grad, dq, lse, delta, mask, codes, q_tiles, g_tiles, k_tiles, v_tiles,
                     own_ready, own_empty, ready, empty, o_b, o_h, o_n, g_b, g_h, g_n, dq_b, dq_h, dq_n,
                     m_b, m_h, m_m, c_b, c_h, c_m,
                     heads, n_planes, n_blocks, together, n_items, n_q, n_k, low, high, scale,
-                    DIM, DIM_V, MASKED, LEFT, RIGHT, EXACT, STAGES, 1,
+                    DIM, DIM_V, MASKED, LEFT, RIGHT, EXACT, STAGES, PAIRED, 1,
                 )),
                 (load_for_queries, (
                     q, grad_source, k, v, codes, q_tiles, g_tiles, k_tiles, v_tiles,
                     own_ready, own_empty, ready, empty,
                     heads, group, n_planes, n_blocks, together, n_items, n_k, low, high,
-                    c_b, c_h, c_m, BLOCK, MASKED, LEFT, RIGHT, STAGES,
+                    c_b, c_h, c_m, BLOCK, MASKED, LEFT, RIGHT, STAGES, PAIRED,
                 )),
             ],
             [4, 1],
@@ -230,7 +229,7 @@ def launch_query_gradient(
 ) -> None:  # fmt: skip
     """Write dq and delta; arguments as `launch_forward` has them, `params` with BLOCK in keys."""
     blocks, planes = -(-q.shape[2] // (2 * ROWS)), q.shape[0] * q.shape[1]
-    count, grid = items(blocks, planes, programs, params)
+    count, grid, paired = items(blocks, planes, programs, limits, params)
     bits, strides = arguments(mask, 2 * ROWS, params["BLOCK"], lse)
     query_gradient_kernel[(grid,)](
         described(q, ROWS), described(grad, ROWS), described(k, params["BLOCK"]),
@@ -239,5 +238,5 @@ def launch_query_gradient(
         q.shape[1], q.shape[1] // k.shape[1], planes, blocks, together, count, q.shape[2], k.shape[2],
         low, high, scale, DIM=q.shape[3], DIM_V=v.shape[3], MASKED=kind(mask), LEFT=limits[0],
         RIGHT=limits[1],
-        EXACT=q.dtype == torch.float16, STAGES=params["STAGES"], num_warps=4, maxnreg=168,
+        EXACT=q.dtype == torch.float16, STAGES=params["STAGES"], PAIRED=paired, num_warps=4, maxnreg=168,
     )  # fmt: skip

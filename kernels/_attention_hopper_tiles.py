@@ -33,14 +33,30 @@ ROWS = 64
 if AVAILABLE:
 
     @gluon.jit
-    def work_tile(item, n_blocks, n_planes, together, DESCENDING: gl.constexpr):
-        """The block and the plane (batch and head) of a piece of work, ordered as `work_item` orders them."""
-        bundle = item // (together * n_blocks)
+    def turns(n_items, PAIRED: gl.constexpr):
+        """Blocks that are this program's, of `n_items` pieces of work: blocks, or pairs of them."""
+        own = gl.cdiv(n_items - gl.program_id(0), gl.num_programs(0))
+        return own * 2 if PAIRED else own
+
+    @gluon.jit
+    def work_tile(turn, n_blocks, n_planes, together, DESCENDING: gl.constexpr, PAIRED: gl.constexpr):
+        """The block and the plane (batch and head) of this program's turn, ordered as in `work_item`.
+
+        Where they come in pairs, the block with the most work under a causal mask is followed by the one with
+        the least, and so on inwards: each pair is as much work as any other.
+        """
+        if PAIRED:
+            item, size = gl.program_id(0) + turn // 2 * gl.num_programs(0), n_blocks // 2
+        else:
+            item, size = gl.program_id(0) + turn * gl.num_programs(0), n_blocks
+        bundle = item // (together * size)
         width = gl.minimum(together, n_planes - bundle * together)
-        rest = item - bundle * together * n_blocks
+        rest = item - bundle * together * size
         block = rest // width
         if DESCENDING:
             block = n_blocks - 1 - block
+        if PAIRED:
+            block = gl.where(turn % 2 == 0, block, n_blocks - 1 - block)
         return block, bundle * together + rest % width
 
     @gluon.jit
@@ -161,10 +177,26 @@ def described(x: Tensor, rows: int) -> Any:
     return TensorDescriptor(x, list(x.shape), list(x.stride()), [1, 1, rows, cols], layout)
 
 
-def items(blocks: int, planes: int, programs: int, params: Any) -> tuple[int, int]:
-    """Pieces of work, and how many programs share them: as many as the device holds if PERSISTENT."""
+#: Pairs are formed where their last round leaves programs idle for no more than this share of the time.
+_IDLE = 0.15
+
+
+def items(
+    blocks: int, planes: int, programs: int, limits: tuple[bool, bool], params: Any
+) -> tuple[int, int, bool]:
+    """Pieces of work, how many programs share them, and whether a piece is a pair of blocks.
+
+    As many programs as the device holds, if PERSISTENT. Each then has every so-manieth piece, which under a
+    causal mask can be a third more work for one than for another: there, pairs even it out.
+    """
     count = blocks * planes
-    return count, min(count, programs) if params["PERSISTENT"] else count
+    if not params["PERSISTENT"]:
+        return count, count, False
+    pairs = count // 2
+    rounds = -(-pairs // programs)
+    if limits[0] != limits[1] and blocks % 2 == 0 and rounds * programs <= pairs * (1 + _IDLE):
+        return pairs, min(pairs, programs), True
+    return count, min(count, programs), False
 
 
 __all__ = ["AVAILABLE", "ROWS", "described", "items"]
@@ -184,6 +216,7 @@ if AVAILABLE:
         "seen_alone",
         "store_tile",
         "tma",
+        "turns",
         "warpgroup_mma",
         "warpgroup_mma_wait",
         "work_tile",

@@ -23,10 +23,13 @@ def tile(block_m: int, block_n: int, warps: int, stages: int, tma: int = 0) -> P
     return {"BLOCK_M": block_m, "BLOCK_N": block_n, "num_warps": warps, "num_stages": stages, "TMA": tma}
 
 
-def roles(block: int, stages: int, groups: int = 2, persistent: int = 1) -> Params:
+def roles(block: int, stages: int, groups: int = 2, persistent: int = 1, unmasked: int = 1) -> Params:
     """One row of the kernels with warps of different roles: keys (or queries) a tile, buffers in the ring,
-    groups of four warps with 64 rows each, and whether programs stay for further blocks."""
-    return {"BLOCK": block, "STAGES": stages, "GROUPS": groups, "PERSISTENT": persistent}
+    groups of four warps with 64 rows each, whether programs stay for further blocks, and whether it is also
+    the faster kernel where there is neither mask nor bias."""
+    return {
+        "BLOCK": block, "STAGES": stages, "GROUPS": groups, "PERSISTENT": persistent, "UNMASKED": unmasked
+    }  # fmt: skip
 
 
 _NO_ROLES: Rows = {"default": [(None, {})]}
@@ -66,7 +69,8 @@ class Tiles:
             return {}
         if options["BIAS"] > 1 and not options["PER_KEY"]:
             return {}
-        return self.roles.pick(max(options["COLS"], options["COLS_V"]), q.device)
+        params = self.roles.pick(max(options["COLS"], options["COLS_V"]), q.device)
+        return params if not params or options["BIAS"] or params["UNMASKED"] else {}
 
 
 FORWARD = Tiles(
@@ -97,7 +101,7 @@ QUERY_GRADIENT = Tiles(
         "default": [(64, tile(64, 64, 4, 1)), (128, tile(64, 32, 4, 1)), (None, tile(32, 16, 4, 1))],
         "sm_80": [(64, tile(128, 64, 8, 2)), (128, tile(64, 64, 4, 2)), (None, tile(64, 32, 4, 1))],
         "sm_90": [
-            (64, tile(128, 128, 8, 2, 1)),
+            (64, tile(64, 64, 4, 3, 1)),
             (128, tile(128, 64, 8, 2, 1)),
             (None, tile(64, 32, 8, 2, 1)),
         ],
@@ -111,7 +115,7 @@ QUERY_GRADIENT = Tiles(
         ],
     },
     fp32={"default": [(64, tile(32, 32, 8, 1)), (128, tile(32, 16, 8, 1)), (None, tile(16, 16, 8, 1))]},
-    by_role={"sm_90": [(64, roles(128, 3)), (128, roles(64, 4)), (None, {})]},
+    by_role={"sm_90": [(64, roles(128, 3, unmasked=0)), (128, roles(64, 4)), (None, {})]},
 )
 KEY_GRADIENT = Tiles(
     "key_gradient",

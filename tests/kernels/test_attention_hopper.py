@@ -70,6 +70,50 @@ def test_outputs_and_gradients_match_eager(by_roles, groups, persistent, options
     _check(400, 400, **options)
 
 
+@pytest.mark.parametrize("options", [{"causal": True}, {"window": (-1, 30)}, {"window": (30, -1)}])
+def test_blocks_in_pairs_give_what_blocks_alone_give(by_roles, monkeypatch, options):
+    # GIVEN two programs for four blocks of each of three planes
+    monkeypatch.setattr(ops, "sm_count", lambda device: 2)
+    assert tiles.items(4, 3, 2, (False, True), launch.roles(64, 2)) == (6, 2, True)
+    torch.manual_seed(0)
+    leaves = [torch.randn(1, 3, 400, 64).to(torch.float16).requires_grad_() for _ in range(3)]
+
+    def results():
+        out = attention(*leaves, **options)
+        return out, *torch.autograd.grad(out, leaves, torch.ones_like(out))
+
+    paired = results()
+    # WHEN blocks are not paired
+    for name in by_roles:
+        by_roles[name] = launch.roles(64, 2, persistent=0)
+    # THEN each result is the same to the bit
+    assert all(map(torch.equal, paired, results()))
+    _check(400, 400, heads=3, heads_k=3, **options)
+
+
+@pytest.mark.parametrize("blocks", [8, 9])
+@pytest.mark.parametrize("planes", [8, 96])
+def test_every_block_is_worked_on_once_and_by_programs_with_as_much_work(monkeypatch, blocks, planes):
+    gluon_stand_in.install(monkeypatch, MODULES)
+    programs = 132
+    count, grid, paired = tiles.items(blocks, planes, programs, (False, True), launch.roles(128, 2))
+    work = []
+    seen = set()
+    for program in range(grid):
+        gluon_stand_in._local.program = (program, grid)
+        own = [
+            tiles.work_tile(gluon_stand_in.block(turn), blocks, planes, 80, True, paired)
+            for turn in range(int(tiles.turns(count, paired)))
+        ]
+        seen |= {(int(block), int(plane)) for block, plane in own}
+        work.append(sum(int(block) + 1 for block, _ in own))
+    assert len(seen) == blocks * planes
+    assert sum(work) == planes * blocks * (blocks + 1) // 2
+    # Pairs are for where they fill the last round and no block is left over.
+    assert paired == (blocks == 8 and planes == 96)
+    assert not paired or max(work) < 1.04 * sum(work) / programs
+
+
 @pytest.mark.parametrize("block", [64, 128])
 @pytest.mark.parametrize(
     ("lengths", "options"),
