@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from advisor.kernels._family import families, fingerprint
+from advisor.kernels.bench.run import clocks
 
 TARGET = Path(__file__).with_name("kernels.md")
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
@@ -46,7 +47,7 @@ def section(family: str, result: dict[str, Any]) -> str:
     others = list(dict.fromkeys(name for row in rows for name in row["ms"] if name != "ours"))
     head = ["kernel", "shape", "direction", "floor", "ours", *others, "against the best"]
     lines = [f"### {family}", "", _provenance(result), "", _line(head), _line(["---"] * len(head))]
-    lines += [_line(_cells(row, others)) for row in rows]
+    lines += [_line(_cells(clock, others)) for row in rows for clock in clocks(row)]
     return "\n".join(lines)
 
 

@@ -151,11 +151,13 @@ def bench(names: tuple[str, ...], quick: bool, only: str, repeats: int, as_json:
 
 
 def bench_table(result: dict[str, Any]) -> Table:
-    """A family's results for a terminal: a row a case, a column a variant, the fastest in bold."""
+    """A family's results for a terminal: a row a case and clock, a column a variant, the fastest in bold."""
+    from advisor.kernels.bench.run import clocks
+
     rows = result["rows"]
     variants = list(dict.fromkeys(name for row in rows for name in (*row["ms"], *row["failures"])))
     table = _table("kernel", "shape", "direction", "floor", *variants, title=result["family"], numbers=3)
-    for row in rows:
+    for row in (clock for each in rows for clock in clocks(each)):
         best = min(row["ms"].values(), default=0.0)
         cells = []
         for name in variants:

@@ -12,6 +12,7 @@ import torch
 
 from .._device import architecture
 from .._family import families, fingerprint
+from .in_a_row import SHORT_S
 from .timing import Case, Result, copy_bandwidth, matmul_rate, measure
 
 
@@ -39,10 +40,16 @@ def cases(family: str, quick: bool, only: str = "") -> Iterator[Case]:
     return (case for case in module.cases(quick) if only in f"{case.kernel} {case.shape} {case.direction}")
 
 
+def floor_s(case: Case, roofs: Roofs) -> float:
+    """The least time: of the bytes or the FLOPs, whichever take longer."""
+    return max(case.bytes / roofs.bytes_per_s, case.flops / roofs.flops_per_s)
+
+
 def row(result: Result, roofs: Roofs) -> dict[str, Any]:
     """A result as it is written: times, and the share of the roof that each variant reaches."""
     case = result.case
-    floor_ms = max(case.bytes / roofs.bytes_per_s, case.flops / roofs.flops_per_s) * 1e3
+    floor_ms = floor_s(case, roofs) * 1e3
+    in_a_row = result.in_a_row
     return {
         "kernel": case.kernel,
         "shape": case.shape,
@@ -54,17 +61,34 @@ def row(result: Result, roofs: Roofs) -> dict[str, Any]:
         "ms": result.ms,
         "spread_ms": result.spread_ms,
         "share_of_roof": {name: floor_ms / ms for name, ms in result.ms.items()},
+        "in_a_row_ms": in_a_row.ms,
+        "in_a_row_share_of_roof": {name: floor_ms / ms for name, ms in in_a_row.ms.items()},
+        "in_a_row_ungraphed": in_a_row.ungraphed,
         "peak_bytes": result.peak_bytes,
         "failures": result.failures,
     }
 
 
 def line(entry: dict[str, Any]) -> str:
-    """A row for a reader: time in ms and share of the roof of each variant."""
-    cells = [f"{name} {ms:.4f} ({entry['share_of_roof'][name]:4.0%})" for name, ms in entry["ms"].items()]
+    """A row for a reader: time in ms and share of the roof of each variant, and the same in a row."""
+    cells = _times(entry["ms"], entry["share_of_roof"])
     cells += [f"{name} failed: {why[:60]}" for name, why in entry["failures"].items()]
+    if entry["in_a_row_ms"]:
+        cells += ["in a row", *_times(entry["in_a_row_ms"], entry["in_a_row_share_of_roof"])]
     head = f"{entry['kernel']:24} {entry['shape']:>18} {entry['dtype']:5} {entry['direction']:16}"
     return f"{head} floor {entry['floor_ms']:.4f} | " + " | ".join(cells)
+
+
+def clocks(entry: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """A row of results, and once more with the times of calls in a row where those were taken."""
+    yield entry
+    if entry.get("in_a_row_ms"):
+        ms, shares = entry["in_a_row_ms"], entry["in_a_row_share_of_roof"]
+        yield {**entry, "direction": f"{entry['direction']}, in a row", "ms": ms, "share_of_roof": shares}
+
+
+def _times(ms: dict[str, float], shares: dict[str, float]) -> list[str]:
+    return [f"{name} {time:.4f} ({shares[name]:4.0%})" for name, time in ms.items()]
 
 
 def document(family: str, quick: bool, roofs: Roofs, command: str) -> dict[str, Any]:
@@ -95,11 +119,11 @@ def rows(
 ) -> Iterator[dict[str, Any]]:
     """A row a case, as each is measured. One that fails is a row that says so, and the next goes on."""
     for case in cases(family, quick, only):
-        yield row(_measured(case, repeats), roofs)
+        yield row(_measured(case, repeats, in_a_row=floor_s(case, roofs) < SHORT_S), roofs)
 
 
-def _measured(case: Case, repeats: int) -> Result:
+def _measured(case: Case, repeats: int, *, in_a_row: bool) -> Result:
     try:
-        return measure(case, repeats=repeats)
+        return measure(case, repeats=repeats, in_a_row=in_a_row)
     except Exception as error:  # noqa: BLE001
         return Result(case, failures={"ours": f"{type(error).__name__}: {error}".splitlines()[0]})

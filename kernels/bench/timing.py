@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-#: A prepared call: everything but the work that is timed is done.
-Call = Callable[[], object]
+from .in_a_row import Call, InARow, time_in_a_row
+
 #: What one set of inputs is made into.
 Variant = Callable[[Sequence[Any]], Call]
 
@@ -55,13 +55,17 @@ class Case:
 
 @dataclass
 class Result:
-    """Median times of a case's variants, in ms, with the spread of the middle half."""
+    """Median times of a case's variants, in ms, with the spread of the middle half.
+
+    `in_a_row` has the second clock's times where that one ran.
+    """
 
     case: Case
     ms: dict[str, float] = field(default_factory=dict)
     spread_ms: dict[str, float] = field(default_factory=dict)
     peak_bytes: dict[str, int] = field(default_factory=dict)
     failures: dict[str, str] = field(default_factory=dict)
+    in_a_row: InARow = field(default_factory=InARow)
 
 
 def forward(function: Callable[..., Any]) -> Variant:
@@ -103,12 +107,13 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     return torch.compile(function, dynamic=False)
 
 
-def measure(case: Case, *, repeats: int = 40) -> Result:
+def measure(case: Case, *, repeats: int = 40, in_a_row: bool = False) -> Result:
     """Run a case.
 
     Args:
         case: what to time.
         repeats: timed calls of each variant.
+        in_a_row: whether the second clock runs too.
 
     Raises:
         Exception: whatever a required variant raises.
@@ -139,6 +144,10 @@ def measure(case: Case, *, repeats: int = 40) -> Result:
         result.ms[name] = statistics.median(ms)
         quarters = statistics.quantiles(ms, n=4)
         result.spread_ms[name] = quarters[2] - quarters[0]
+    if in_a_row:
+        # Autograd works on the stream of the forward, which is not the one that a graph captures.
+        capture = "backward" not in case.direction
+        result.in_a_row = time_in_a_row(calls, host_ns, capture=capture)
     del calls, sets
     gc.collect()
     torch.cuda.empty_cache()
@@ -166,6 +175,19 @@ def rotated_ms(calls: Mapping[str, Sequence[Call]], repeats: int) -> dict[str, f
     host_ns = {name: _warm_up(own) for name, own in calls.items()}
     sets = len(next(iter(calls.values())))
     return {n: statistics.median(ms) for n, ms in _interleaved(calls, host_ns, sets, repeats).items()}
+
+
+def both_clocks_ms(calls: Mapping[str, Sequence[Call]], repeats: int) -> dict[str, tuple[float, float]]:
+    """Median time of each variant, by name: of a single call, and of one in a row; as `rotated_ms` else.
+
+    Args:
+        calls: by variant, the same work on one set of inputs each, as many for all.
+        repeats: timed calls of each variant.
+    """
+    host_ns = {name: _warm_up(own) for name, own in calls.items()}
+    single = _interleaved(calls, host_ns, len(next(iter(calls.values()))), repeats)
+    row = time_in_a_row(calls, host_ns).ms
+    return {name: (statistics.median(ms), row[name]) for name, ms in single.items()}
 
 
 def copy_bandwidth(size_bytes: int = 2**30, repeats: int = 20) -> float:

@@ -201,6 +201,14 @@ def test_the_fastest_variant_stands_out():
     assert cells["eager"] == ["2.0000  25%"]
 
 
+def test_times_in_a_row_have_a_row_of_their_own():
+    timed = {"in_a_row_ms": {"ours": 0.75}, "in_a_row_share_of_roof": {"ours": 0.667}}
+    table = verb.bench_table({"family": "norm", "rows": [{**ROW, **timed}]})
+    cells = {column.header: list(column.cells) for column in table.columns}
+    assert cells["direction"] == ["forward", "forward, in a row"]
+    assert cells["ours"] == ["[bold]1.0000  50%[/bold]", "[bold]0.7500  67%[/bold]"]
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_check_and_a_quick_bench_run_on_a_gpu():

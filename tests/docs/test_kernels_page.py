@@ -58,6 +58,14 @@ def test_a_row_gives_times_share_and_the_ratio_to_the_best_of_the_others(generat
     assert lines[6] == row
 
 
+def test_times_in_a_row_are_a_row_of_their_own(generator, write):
+    timed = {"in_a_row_ms": {"ours": 0.8, "eager": 1.2}, "in_a_row_share_of_roof": {"ours": 0.625}}
+    lines = generator.render(write(**timed)).splitlines()
+    assert lines[6].startswith("| layer_norm | 4x8 | forward | 0.500 | **1.000** (50%) |")
+    row = "| layer_norm | 4x8 | forward, in a row | 0.500 | **0.800** (62%) | 1.200 | – | – | 1.50× |"
+    assert lines[7] == row
+
+
 def test_a_kernel_that_failed_says_so(generator, write):
     text = generator.render(write(ms={"eager": 3.0}, share_of_roof={}, failures={"ours": "RuntimeError: no"}))
     assert "| failed: RuntimeError: no | 3.000 | – |" in text

@@ -2,7 +2,9 @@
 
 import pytest
 from advisor.kernels._launch import LaunchTable
-from advisor.kernels.bench.run import Roofs, cases, line, row, timed_families
+from advisor.kernels.bench import run
+from advisor.kernels.bench.in_a_row import SHORT_S, InARow
+from advisor.kernels.bench.run import Roofs, cases, clocks, line, row, timed_families
 from advisor.kernels.bench.timing import Case, Result
 
 from benchmarks.kernels.tune import ELEMENTS_A_THREAD, candidates
@@ -26,6 +28,41 @@ def test_a_line_names_times_shares_and_what_failed():
     text = line(row(result(bytes=1000), Roofs(1e6, 1e6)))
     assert "ours 2.0000 ( 50%)" in text
     assert "liger failed: ImportError" in text
+
+
+def test_a_row_keeps_both_clocks_and_the_share_of_each():
+    timed = result(bytes=1000)
+    timed.in_a_row = InARow({"ours": 1.25, "eager": 2.0}, {"eager": "RuntimeError: no"})
+    entry = row(timed, Roofs(1e6, 1e6))
+    assert entry["ms"] == {"ours": 2.0, "eager": 4.0}
+    assert entry["in_a_row_ms"] == {"ours": 1.25, "eager": 2.0}
+    assert entry["in_a_row_share_of_roof"] == {"ours": pytest.approx(0.8), "eager": pytest.approx(0.5)}
+    assert entry["in_a_row_ungraphed"] == {"eager": "RuntimeError: no"}
+    assert "in a row | ours 1.2500 ( 80%) | eager 2.0000 ( 50%)" in line(entry)
+    single, in_a_row = clocks(entry)
+    assert single == entry
+    assert (in_a_row["direction"], in_a_row["ms"]) == ("forward, in a row", entry["in_a_row_ms"])
+    assert in_a_row["share_of_roof"] == entry["in_a_row_share_of_roof"]
+
+
+def test_results_without_the_second_clock_are_one_row():
+    older = {"direction": "forward", "ms": {}, "share_of_roof": {}}
+    assert list(clocks(older)) == [older]
+    assert "in a row" not in line(row(result(bytes=1000), Roofs(1e6, 1e6)))
+
+
+def test_the_second_clock_runs_for_short_floors_alone(monkeypatch):
+    # GIVEN a case as long as the limit and one just below it
+    rate = 1e9
+    sizes = [int(SHORT_S * rate), int(SHORT_S * rate) - 1]
+    made = [Case("norm", f"{n}", "bf16", "forward", list, {}, bytes=n) for n in sizes]
+    monkeypatch.setattr(run, "cases", lambda family, quick, only: iter(made))
+    asked = []
+    monkeypatch.setattr(
+        run, "measure", lambda case, repeats, in_a_row: (asked.append(in_a_row), Result(case))[1]
+    )
+    assert len(list(run.rows("norm", True, Roofs(rate, rate)))) == 2
+    assert asked == [False, True]
 
 
 def test_candidates_hold_a_sensible_number_of_elements_a_thread():
