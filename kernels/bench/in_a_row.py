@@ -1,10 +1,11 @@
 """The second clock: calls in a row, for kernels so short that a single call's start is much of its time.
 
 Around one call between two events there lie its launch and its first misses of instructions, arguments and
-page tables: some us, which a kernel of 10 us shows. A model that decodes runs a hundred such calls, each right
-after the last. So here a CUDA graph holds a call on each set of inputs, several rounds of them where the sets
-are few, and a replay's time is divided by its calls. The sets fill the cache several times, so that every call
-reads memory. The gap between two kernels of a graph, about 1 us, is part of the figure, for all variants alike.
+page tables: some us, which a kernel of 10 us shows. A model that decodes runs a hundred such calls, each
+right after the last. So here a CUDA graph holds a call on each set of inputs, several rounds of them where
+the sets are few, and a replay's time is divided by its calls. The sets fill the cache several times, so that
+every call reads memory. The gap between two kernels of a graph, about 1 us, is part of the figure, for all
+variants alike.
 
 What cannot be captured is enqueued call by call while the GPU is kept busy: gaps are a little longer then.
 """
