@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -25,9 +26,12 @@ SHAPES = [
     ],
     (4, 32, 8, 4096, 128, True),
 ]
-#: What cuDNN's kernels and FlashAttention-2 do not take, at (batch, heads, tokens, head dimension).
-MODIFIED = ("bool_mask", "bias", "window", "softcap")
+#: What FlashAttention-2 does not take and cuDNN takes as a number a score, at (batch, heads, tokens, dimension):
+#: random bits, which leave no block of scores out; masks as users have them; biases; a soft-cap.
+MODIFIED_QUICK = ("bool_mask", "causal_padding", "alibi", "bias", "softcap")
+MODIFIED = (*MODIFIED_QUICK, "padding", "documents", "float_mask", "window")
 MODIFIED_SHAPE = (4, 16, 4096, 128)
+WINDOW = 1024
 BACKENDS = {
     "flash": SDPBackend.FLASH_ATTENTION,
     "cudnn": SDPBackend.CUDNN_ATTENTION,
@@ -74,23 +78,78 @@ def inputs(batch: int, heads: int, heads_k: int, tokens: int, dim: int) -> Calla
     return make
 
 
-def _modified(kind: str, heads: int, tokens: int) -> tuple[dict[str, Any], dict[str, Any] | None, float]:
+def mask_of(kind: str, batch: int, tokens: int, device: str) -> Any:
+    """A bool mask, True where a key is seen, that broadcasts to (batch, heads, tokens, tokens).
+
+    Args:
+        kind: ``bool_mask`` (random, a fifth hidden, the same for all), ``padding`` (keys past the ends of
+            sequences of half to full length), ``causal_padding`` (and keys past the query), ``documents``
+            (about eight to a sequence, of uneven length, causal within), ``window``.
+        batch: sequences.
+        tokens: queries, and keys.
+        device: of the mask.
+    """
+    at = torch.arange(tokens, device=device)
+    if kind == "bool_mask":
+        return torch.rand(tokens, tokens, device=device) > 0.2
+    if kind == "window":
+        return (at[:, None] >= at) & (at[:, None] - at <= WINDOW)
+    if kind == "documents":
+        shares = torch.tensor([0.02, 0.2, 0.05, 0.13, 0.3, 0.08, 0.12, 0.1], device=device)
+        shares = torch.stack([shares.roll(n) for n in range(batch)])
+        own = torch.searchsorted(
+            (shares.cumsum(1) * tokens).round(), at.expand(batch, -1).float(), right=True
+        )
+        return ((own[:, :, None] == own[:, None, :]) & (at[:, None] >= at))[:, None]
+    lengths = torch.linspace(0.5, 1.0, batch, device=device).mul(tokens).long()
+    padding = (at < lengths[:, None])[:, None, None]
+    return padding if kind == "padding" else padding & (at[:, None] >= at)
+
+
+def _modified(
+    kind: str, batch: int, heads: int, tokens: int
+) -> tuple[dict[str, Any], dict[str, Any] | None, float]:
     """Our options, SDPA's (None: it has no such thing), and the share of scores that is seen."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    window = 1024
     at = torch.arange(tokens, device=device)
-    if kind == "window":
-        near = (at[:, None] >= at) & (at[:, None] - at <= window)
-        return {"causal": True, "window": (window, 0)}, {"attn_mask": near}, window / tokens
     if kind == "softcap":
         return {"causal": True, "softcap": 30.0}, None, 0.5
-    if kind == "bool_mask":
-        mask = torch.rand(tokens, tokens, device=device) > 0.2
-        return {"mask": mask}, {"attn_mask": mask}, 1.0
-    slopes = torch.linspace(0.01, 0.5, heads, device=device).to(torch.bfloat16)
-    bias = (slopes[:, None, None] * at.to(torch.bfloat16))[None]
-    expanded = bias.expand(1, heads, tokens, tokens)
-    return {"mask": bias}, {"attn_mask": expanded}, 1.0
+    if kind == "alibi":
+        slopes = torch.linspace(0.01, 0.5, heads, device=device)
+        bias = (slopes[:, None, None] * at)[None].to(torch.bfloat16)
+        full = bias.masked_fill(at[:, None] < at, -torch.inf)
+        return {"mask": bias, "causal": True}, {"attn_mask": full}, 0.5
+    if kind == "bias":
+        # One number for each head and distance, as T5 has it.
+        distances = torch.randn(heads, 2 * tokens - 1, device=device).to(torch.bfloat16)
+        bias = distances[:, at[:, None] - at + tokens - 1][None]
+        return {"mask": bias}, {"attn_mask": bias}, 1.0
+    mask = mask_of("causal_padding" if kind == "float_mask" else kind, batch, tokens, device)
+    # Of random bits each block has some: whoever multiplies blocks multiplies all of them.
+    seen = 1.0 if kind == "bool_mask" else float(mask.float().mean())
+    if kind == "window":
+        return {"causal": True, "window": (WINDOW, 0)}, {"attn_mask": mask}, seen
+    if kind == "float_mask":
+        mask = torch.zeros(mask.shape, dtype=torch.bfloat16, device=device).masked_fill(~mask, -torch.inf)
+    # Not every backend takes one row for all queries.
+    theirs = mask.expand(-1, -1, tokens, -1).contiguous() if kind == "padding" else mask
+    return {"mask": mask}, {"attn_mask": theirs}, seen
+
+
+def flex(softcap: float) -> Callable[..., Any]:
+    """PyTorch's flex_attention with a soft-cap and a causal mask, compiled: its fastest way to have one."""
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+    kernel = compiled(flex_attention)
+
+    @functools.cache
+    def seen(tokens: int) -> Any:
+        return create_block_mask(lambda b, h, i, j: i >= j, None, None, tokens, tokens, device="cuda")
+
+    def capped(score: Any, *_: Any) -> Any:
+        return softcap * torch.tanh(score / softcap)
+
+    return lambda q, k, v: kernel(q, k, v, score_mod=capped, block_mask=seen(q.shape[2]))
 
 
 def cases(quick: bool) -> Iterator[Case]:
@@ -111,13 +170,14 @@ def cases(quick: bool) -> Iterator[Case]:
                 flops(batch, heads, tokens, dim, 0.5 if causal else 1.0, direction),
             )
     batch, heads, tokens, dim = MODIFIED_SHAPE
-    for kind in MODIFIED[:1] if quick else MODIFIED:
-        options, theirs, seen = _modified(kind, heads, tokens)
+    for kind in MODIFIED_QUICK if quick else MODIFIED:
+        options, theirs, seen = _modified(kind, batch, heads, tokens)
         variants = {"ours": lambda q, k, v, o=options: attention(q, k, v, **o)}
         if theirs is None:
-            variants["eager"] = lambda q, k, v, o=options: attention_reference(q, k, v, **o)
+            variants["flex"] = flex(options["softcap"])
             if not quick:
-                variants["compile"] = compiled(variants["eager"])
+                variants["eager"] = lambda q, k, v, o=options: attention_reference(q, k, v, **o)
+                variants["compile"] = torch.compile(variants["eager"], dynamic=False)
         else:
             variants |= {name: sdpa(BACKENDS[name], **theirs) for name in ("efficient", "cudnn")}
         for direction, way in WAYS.items():
