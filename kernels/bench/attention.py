@@ -26,7 +26,7 @@ SHAPES = [
     ],
     (4, 32, 8, 4096, 128, True),
 ]
-#: What FlashAttention-2 does not take and cuDNN takes as a number a score, at (batch, heads, tokens, dimension):
+#: At (batch, heads, tokens, dim), what FlashAttention-2 does not take and is a number a score to cuDNN:
 #: random bits, which leave no block of scores out; masks as users have them; biases; a soft-cap.
 MODIFIED_QUICK = ("bool_mask", "causal_padding", "alibi", "bias", "softcap")
 MODIFIED = (*MODIFIED_QUICK, "padding", "documents", "float_mask", "window")
