@@ -18,6 +18,7 @@ from advisor.swap import adversaries
 from advisor.swap.chance import alike
 from advisor.swap.guard import kept_state, seed, unwarned
 from advisor.swap.play import Played, play, reasons
+from advisor.swap.products import Products
 from advisor.swap.site import Candidate, Example, Site, Trial
 from advisor.swap.tensors import devices_of, same_values
 
@@ -129,6 +130,19 @@ class Known:
         A single number may happen to be right, where the original is as far off as any with other roundings.
         """
         return self._once("usual errors", example, lambda: _usual_errors(self, example))
+
+    def product_eps(self, example: Example) -> float:
+        """Of the narrowest dtype that the original multiplies matrices in; 0 where it multiplies none.
+
+        Gradients come out of such products in that dtype, whatever they are cast to afterwards.
+        """
+
+        def watched() -> float:
+            with Products() as products:
+                play(self.site.original, example)
+            return products.eps
+
+        return self._once("products", example, watched)
 
     def few(self, example: Example) -> Example:
         """The call with fewer rows, if the original takes them."""
@@ -255,7 +269,10 @@ def compare(
     # A pattern's result is laid out where it is put in, and only where what follows looks at that.
     _same_kind(ours, theirs, layout=known.site.mechanism != "pattern")
     truth = known.exact(example)
-    found = _errors(ours, theirs, truth, HARD_FLOOR if ill_conditioned else 1.0)
+    floor = HARD_FLOOR if ill_conditioned else 1.0
+    found = _errors(ours, theirs, truth, floor)
+    if any(_too_large(error) and error.what.startswith("gradient") for error in found):
+        found = _errors(ours, theirs, truth, floor, known.product_eps(example))
     if repeat:
         again = play(candidate.call, example, output_gradients=given)
         for name, mine in ours.results.items():
@@ -310,7 +327,9 @@ def _same_kind(ours: Played, theirs: Played, *, layout: bool) -> None:
         raise Wrong(f"gradient of {min(missing)}: one has it, the other has not")
 
 
-def _errors(ours: Played, theirs: Played, truth: Played, floor: float) -> list[Error]:
+def _errors(
+    ours: Played, theirs: Played, truth: Played, floor: float, product_eps: float = 0.0
+) -> list[Error]:
     found = []
     mine, eager, exact = ours.results, theirs.results, truth.results
     for name, result in mine.items():
@@ -327,6 +346,7 @@ def _errors(ours: Played, theirs: Played, truth: Played, floor: float) -> list[E
             factor=factor,
             ulps=floor * ulps,
             what=name,
+            eps=product_eps if gradient else 0.0,
         )
     return found
 

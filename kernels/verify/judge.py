@@ -65,13 +65,14 @@ CALM = 16
 
 
 def errors(
-    ours: Tensor, eager: Tensor, reference: Tensor, *, factor: float, ulps: float, what: str
+    ours: Tensor, eager: Tensor, reference: Tensor, *, factor: float, ulps: float, what: str, eps: float = 0.0
 ) -> list[Error]:
     """The largest and the root-mean-square error of `ours` against `reference` (float64).
 
     Allowed is `factor` times eager's own and a floor: `ulps` units in the last place of the largest magnitude
     for the largest error, and a quarter of `ulps` of the root-mean-square magnitude for the other, unless
-    there are so few numbers that their mean is no calmer than the largest.
+    there are so few numbers that their mean is no calmer than the largest. A unit is that of the dtype, or of
+    `eps` where that is coarser, as for what 16-bit products gave and was then cast to fp32.
 
     Raises:
         Wrong: shape or dtype are not eager's, or what is infinite or NaN is not so where eager's is.
@@ -87,7 +88,7 @@ def errors(
     mine, theirs, truth = mine[finite], theirs[finite], truth[finite]
     if not truth.numel():
         return []
-    eps = torch.finfo(ours.dtype).eps
+    eps = max(eps, torch.finfo(ours.dtype).eps)
     found = []
     for name, measure, share in (("largest", torch.amax, 1.0), ("rms", _rms, 0.25)):
         of_eager = float(measure((theirs - truth).abs()))

@@ -398,3 +398,33 @@ def test_many_numbers_are_held_to_the_originals_error_on_these_inputs() -> None:
         [Candidate("other", lambda x: rounded(x, 3.0), "bundled")],
     )  # fmt: skip
     assert "output 0: largest error" in verify(made, made.candidates[0], adversarial=False).refused
+
+
+class _SlightlyMore(torch.autograd.Function):
+    """Passes a value on; its gradient is off by what three units in the last place of bfloat16 may be."""
+
+    @staticmethod
+    def forward(ctx, y: Tensor) -> Tensor:
+        return y.clone()
+
+    @staticmethod
+    def backward(ctx, dy: Tensor) -> Tensor:
+        return dy * (1 + 3 * 2**-8)
+
+
+@pytest.mark.parametrize(
+    ("autocast", "right"), [(torch.bfloat16, True), (None, False)], ids=["16-bit products", "fp32 products"]
+)
+def test_gradients_of_16_bit_products_have_16_bits_though_they_are_cast_to_fp32(autocast, right) -> None:
+    # GIVEN an input in fp32 that is multiplied in another dtype or its own, which its gradient has then too
+    generator = torch.Generator().manual_seed(5)
+    x, w = (torch.randn(32, 32, generator=generator) for _ in range(2))
+    example = Example((x.requires_grad_(), w), autocast=autocast)
+    made = Site(
+        "attention", ["here"], "pattern", "x @ w", lambda x, w: (x @ w).float(), [example],
+        [Candidate("other", lambda x, w: (_SlightlyMore.apply(x) @ w).float(), "bundled")],
+    )  # fmt: skip
+    # THEN a gradient is held to that dtype's last places
+    refused = verify(made, made.candidates[0], adversarial=False).refused
+    assert (refused == "") is right
+    assert right or "gradient of input 0" in refused

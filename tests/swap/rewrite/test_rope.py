@@ -143,11 +143,20 @@ def test_tables_for_each_head_and_token_are_left_alone():
     assert "do not go along the tokens" in why
 
 
-def test_sixteen_bit_inputs_that_come_out_in_fp32_are_left_alone():
-    fn = both(rotate_half)
+def test_sixteen_bit_inputs_that_tables_turn_into_fp32():
     q, k = rand(B, H, T, D, dtype=torch.float16), rand(B, H, T, D, dtype=torch.float16)
 
-    assert "another dtype" in misses("rope", fn, q, k, *tables())
+    found = replacement_equals_original("rope", both(rotate_half), q, k, *tables())
+
+    assert len(found.match.outputs) == 2
+
+
+def test_inputs_that_are_rounded_first_are_left_alone():
+    def fn(q, cos, sin):
+        q = q.half()
+        return q * cos.half() + rotate_half(q) * sin.half()
+
+    assert "another dtype" in misses("rope", fn, rand(B, H, T, D), *tables())
 
 
 def test_sixteen_bit_inputs_that_are_cast_back():

@@ -4,9 +4,10 @@
     interleaved  x cos + stack(-x_odd, x_even) sin (GPT-J), or a product of complex numbers (Llama, as
     published)
 
-Two rotations of one table, of queries and of keys, make one site; a single one is one too. Not taken: the
-other sign, halves the other way round, tables whose sine and cosine differ in shape, tables that need
-gradients, a rotation that leaves 16-bit inputs in fp32 (the kernel would round them).
+Two rotations of one table, of queries and of keys, make one site; a single one is one too. Tables in fp32,
+as autocast leaves them, turn 16-bit inputs into fp32, which the kernel then is given. Not taken: the other
+sign, halves the other way round, tables whose sine and cosine differ in shape, tables that need gradients, a
+rotation that is rounded to fewer bits than its input has.
 """
 
 from __future__ import annotations
@@ -15,11 +16,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.fx import Node
 
 from advisor.kernels.rope import rope, unsupported_reasons
-from advisor.swap.rewrite.candidates import bundled
+from advisor.swap.rewrite.candidates import bundled, in_dtype
 from advisor.swap.rewrite.facts import Facts, fake, same_value, sole_user, through
 from advisor.swap.rewrite.match import Match, pattern
 from advisor.swap.rewrite.ops import is_op, read
@@ -44,7 +46,7 @@ def find(facts: Facts) -> Iterator[Match]:
     waiting: list[_Rotation] = []
     for node in facts.nodes:
         found = _real(node, facts) or _complex(node, facts)
-        if found is not None and _keeps_dtype(found, facts):
+        if found is not None and _keeps_precision(found, facts):
             waiting.append(found)
     while waiting:
         first = waiting.pop(0)
@@ -63,11 +65,12 @@ def _pairs(a: _Rotation, b: _Rotation, facts: Facts) -> bool:
     shapes = facts.shape(a.x), facts.shape(b.x)
     if not shapes[0] or not shapes[1] or len(shapes[0]) != 4 or len(shapes[1]) != 4:
         return False
-    return facts.order[b.x] < facts.order[a.out] and facts.dtype(a.x) == facts.dtype(b.x)
+    alike = facts.dtype(a.x) == facts.dtype(b.x) and facts.dtype(a.out) == facts.dtype(b.out)
+    return alike and facts.order[b.x] < facts.order[a.out]
 
 
-def _keeps_dtype(found: _Rotation, facts: Facts) -> bool:
-    if facts.dtype(found.x) == facts.dtype(found.out):
+def _keeps_precision(found: _Rotation, facts: Facts) -> bool:
+    if facts.dtype(found.out) in (facts.dtype(found.x), torch.float32):
         return True
     facts.refuse(NAME, found.out, f"the result has another dtype than its input: {facts.dtype(found.out)}")
     return False
@@ -195,7 +198,9 @@ def _match(a: _Rotation, b: _Rotation | None, facts: Facts) -> Match | None:
     layout = _layout(facts.shape(a.tables[0]) or (), shape)
     if layout is None:
         return facts.refuse(NAME, a.out, "the tables do not go along the tokens")
-    settings: dict[str, Any] = {"layout": layout, "form": a.form, "both": b is not None}
+    settings: dict[str, Any] = {
+        "layout": layout, "form": a.form, "both": b is not None, "dtype": facts.dtype(a.out),
+    }  # fmt: skip
     inputs = (a.x, *((b.x,) if b is not None else ()), *a.tables)
     theirs = b.tables if b is not None else ()
     same = tuple((t, mine) for t, mine in zip(theirs, a.tables, strict=False) if t is not mine)
@@ -221,9 +226,9 @@ def _layout(table: tuple[Any, ...], x: tuple[Any, ...]) -> str | None:
 
 
 def _arguments(
-    tensors: tuple[Tensor, ...], layout: str, form: str, both: bool
+    tensors: tuple[Tensor, ...], layout: str, form: str, both: bool, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor | None, Tensor, Tensor, int]:
-    q, k = tensors[0], tensors[1] if both else None
+    q, k = in_dtype(tensors[0], dtype), in_dtype(tensors[1], dtype) if both else None
     width = 1 if form == "complex" else 2
     tables = [_table(t, layout) for t in tensors[1 + both : 1 + both + width]]
     if form == "complex":
@@ -238,12 +243,14 @@ def _table(table: Tensor, layout: str) -> Tensor:
     return table.squeeze(2 if layout == "bshd" else 1)
 
 
-def _rope(*tensors: Tensor, layout: str, form: str, both: bool) -> Tensor | tuple[Tensor, Tensor]:
-    q, k, cos, sin, width = _arguments(tensors, layout, form, both)
+def _rope(
+    *tensors: Tensor, layout: str, form: str, both: bool, dtype: torch.dtype
+) -> Tensor | tuple[Tensor, Tensor]:
+    q, k, cos, sin, width = _arguments(tensors, layout, form, both, dtype)
     turned, other = rope(q, k, cos, sin, rotary_dim=width, layout=layout, interleaved=form != "half")
     return turned if other is None else (turned, other)
 
 
-def _reasons(*tensors: Tensor, layout: str, form: str, both: bool) -> Sequence[str]:
-    q, k, cos, sin, width = _arguments(tensors, layout, form, both)
+def _reasons(*tensors: Tensor, layout: str, form: str, both: bool, dtype: torch.dtype) -> Sequence[str]:
+    q, k, cos, sin, width = _arguments(tensors, layout, form, both, dtype)
     return unsupported_reasons(q, k, cos, sin, rotary_dim=width, layout=layout)
