@@ -1,5 +1,7 @@
 """Swap in a running Trainer: watch a step, try candidates between steps, compare whole steps, keep or undo.
 
+Before the candidates are tried, their kernels are compiled while the loop trains on.
+
 No method raises on a fault of its own: everything is put back, there is one warning, and training goes on.
 What the ranks do together they do at the same batch, whatever has gone wrong on one of them.
 """
@@ -15,15 +17,18 @@ from typing import Any, TypeVar
 
 from advisor.capture import lightning_ahead, notify, swapping_told
 from advisor.capture.swapping_engine import Engine
+from advisor.capture.swapping_patience import LIMIT_S, Patience
 from advisor.capture.swapping_ranks import Order, Ranks
 from advisor.capture.swapping_start import Idle
-from advisor.capture.swapping_steps import Comparison, cycles_per_block, objection
+from advisor.capture.swapping_steps import Comparison, batches_compared, cycles_per_block, objection
 from advisor.capture.swapping_told import counted
 from advisor.report.model import Swaps, SwapSite, SwapSteps
 from advisor.report.swaps import refresh, swap_sites, write_swaps
 
 #: Batches between the points at which several ranks ask rank 0 whether to begin.
 MEETING = 64
+#: The same while rank 0 compiles.
+COMPILING_MEETING = 8
 
 _T = TypeVar("_T")
 
@@ -34,6 +39,7 @@ class State(enum.Enum):
     WAITING = "waiting for a steady loop"
     READY = "ready to watch a step"
     WATCHING = "watching a step"
+    COMPILING = "compiling while the loop trains on"
     COMPARING = "comparing whole steps"
     DONE = "done"
 
@@ -86,6 +92,8 @@ class Swapping(Idle):
         self._cycles = 0
         self._until = 0
         self._to_watch = engine.steps_to_watch
+        self._patience = Patience()
+        self._found = 0
         self._fault = unable
         self._sites: list[SwapSite] = []
         self._comparison: Comparison | None = None
@@ -129,6 +137,8 @@ class Swapping(Idle):
             self._meet(batch_idx)
         elif self.state is State.WATCHING:
             self._watched()
+        elif self.state is State.COMPILING:
+            self._choose()
         elif self.state is State.COMPARING:
             self._compare()
 
@@ -143,6 +153,8 @@ class Swapping(Idle):
         if self.state is State.COMPARING:
             self._steps = self._try(self._comparison.outcome) if self._comparison else None
             self._end("the run ended before whole steps were compared")
+        elif self.state is State.COMPILING:
+            self._end("the run ended while kernels were being compiled")
         elif self.state is not State.DONE:
             self._end("the run ended before a steady step could be watched")
         self._closed = True
@@ -189,6 +201,7 @@ class Swapping(Idle):
                 go=False,
                 why=f"the {max(0, left or 0)} batches that are left are too few to compare whole steps",
             )
+        self._patience = Patience(None if left is None else left - batches_compared(self._cycle, cycles))
         lacking = self._engine.lacks_memory()
         return Order(go=not lacking, why=lacking, cycles=cycles)
 
@@ -197,18 +210,44 @@ class Swapping(Idle):
         self._to_watch -= 1
         if self._to_watch > 0:
             self.state = State.READY
-        else:
-            self._choose()
+            return
+        with self._pause():
+            self._found = len(self._try(self._engine.sites) or []) if not self._fault else 0
+            if self._found and self._ranks.first:
+                self._try(self._compile)
+        self._until = self._seen
+        self._choose()
+
+    def _compile(self) -> None:
+        """Begin to compile; candidates are tried once that is done, or takes too long."""
+        kernels = self._engine.compile()
+        self._patience.start(self._seen)
+        if kernels and self._may_wait():
+            line = f"compiling {counted(kernels, 'kernel')} for {counted(self._found)}"
+            self._say(f"{line} while training goes on (at most {LIMIT_S:g} s)")
+
+    def _may_wait(self) -> bool:
+        """Whether the loop is to train on while kernels are compiled; rank 0's to see."""
+        until = self._seen + self._between_questions
+        return self._engine.compiling and not self._engine.cramped and self._patience.lasts(until)
+
+    @property
+    def _between_questions(self) -> int:
+        return 1 if self._ranks.alone else COMPILING_MEETING
 
     def _choose(self) -> None:
-        """All was watched: try, on rank 0, and change, on all."""
-        start_s = time.monotonic()
-        found = (self._try(self._engine.sites) or []) if not self._fault else []
-        order = self._hear(lambda: self._decision(found))
-        if order.go and not self._fault:
-            self._try(lambda: self._change(order))
-        self._try(self._engine.release)
-        self._pause_s = time.monotonic() - start_s
+        """All was watched, and what is compiled meanwhile may be: try, on rank 0, and change, on all."""
+        if self._seen < self._until:
+            return
+        with self._pause():
+            order = self._hear(self._decision)
+            if order.wait:
+                self.state = State.COMPILING
+                self._until = self._seen + self._between_questions
+                return
+            if order.go and not self._fault:
+                self._try(lambda: self._change(order))
+            self._try(self._engine.release)
         if not order.go:
             self._end(order.why)
         elif self._all_well():
@@ -216,10 +255,21 @@ class Swapping(Idle):
             self._begin_comparison()
             self._compare()
 
-    def _decision(self, found: list[Any]) -> Order:
-        if not found:
+    @contextlib.contextmanager
+    def _pause(self) -> Iterator[None]:
+        """Training is held within it."""
+        start_s = time.monotonic()
+        try:
+            yield
+        finally:
+            self._pause_s = (self._pause_s or 0.0) + time.monotonic() - start_s
+
+    def _decision(self) -> Order:
+        if not self._found:
             return Order(go=False, why="the step has nothing that a faster kernel is known for")
-        self._say(f"trying {counted(len(found))} between two steps (at most 10 s)")
+        if self._may_wait():
+            return Order(go=False, wait=True)
+        self._say(f"trying {counted(self._found)} between two steps (at most 10 s)")
         self._sites = swap_sites(self._engine.decide(swapping_told.progress))
         swapping_told.progress_over()
         count = counted(len(self._sites))  # with those within larger ones that were refused

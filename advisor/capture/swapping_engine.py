@@ -13,6 +13,7 @@ import torch
 
 from advisor.capture.swapping_patterns import REWRITTEN, PatternFinder, uncovered
 from advisor.capture.swapping_steps import headroom_bytes, peak_bytes
+from advisor.swap.background import Background
 from advisor.swap.decide import Terms, decide, most_worthwhile_first
 from advisor.swap.examples import CAP_BYTES
 from advisor.swap.find import Finder, Skipped
@@ -85,6 +86,7 @@ class Engine:
         self._watching = contextlib.ExitStack()
         self._swapper: _Swapper | None = None
         self._patterns: PatternFinder | None = None
+        self._background: Background | None = None
         self._found: list[Site] = []
         self._outcomes: list[Outcome] = []
         self._journal = Journal()
@@ -151,6 +153,22 @@ class Engine:
         self._found = most_worthwhile_first(self._found)
         return self._found
 
+    def compile(self) -> int:
+        """Begin to compile what candidates launch, beside the loop; gives the number of kernels."""
+        self._background = Background(self._found)
+        return self._background.begun
+
+    @property
+    def compiling(self) -> bool:
+        """Whether kernels are still being compiled."""
+        return self._background is not None and not self._background.done
+
+    @property
+    def cramped(self) -> bool:
+        """Whether the loop has little room beside the copies of its tensors, which may get less yet."""
+        free = self._headroom_bytes()
+        return free is not None and free < CAP_BYTES
+
     def decide(self, progress: Callable[[int, int, str], None]) -> list[Outcome]:
         """An outcome for each site, those within larger ones that were refused included."""
         terms = self._in_use.terms
@@ -192,7 +210,10 @@ class Engine:
             raise RuntimeError("what was chosen changes nothing")
 
     def release(self) -> None:
-        """Let go of copies of the loop's tensors; what is applied stays."""
+        """Let go of copies of the loop's tensors, and of what compiles for them; what is applied stays."""
+        if self._background is not None:
+            self._background.stop()
+            self._background = None
         if self._swapper is not None:
             self._left = _grouped(self._swapper.skipped)
         if self._patterns is not None:

@@ -39,6 +39,11 @@ def cycles_per_block(batches_left: int | None, cycle: int) -> int:
     return 0 if fits < LEAST else min(fits, MOST)
 
 
+def batches_compared(cycle: int, cycles: int, blocks: int = len(ORDER)) -> int:
+    """Batches that a comparison takes which times so many cycles in each block."""
+    return cycle * (WARM_CYCLES + blocks * (SETTLE_CYCLES + cycles))
+
+
 def saving_of(eager_ms: Sequence[float], swapped_ms: Sequence[float]) -> Saving | None:
     """By how much steps got shorter: Hodges and Lehmann's shift with its distribution-free 95 % interval.
 
@@ -134,7 +139,7 @@ class Comparison:
     @property
     def batches(self) -> int:
         """Until the last block has ended, from the first `step` on."""
-        return self._cycle * (WARM_CYCLES + len(self._order) * (SETTLE_CYCLES + self._cycles))
+        return batches_compared(self._cycle, self._cycles, len(self._order))
 
     def step(self) -> None:
         """A batch has ended."""

@@ -70,9 +70,9 @@ def _share(site: SwapSite, step_ms: float | None) -> SwapSite:
     return replace(site, step_fraction=site.eager_ms_per_step / step_ms if known else None)  # type: ignore[operator]
 
 
-def counted(count: int) -> str:
+def counted(count: int, what: str = "site") -> str:
     """``1 site``, ``7 sites``."""
-    return f"{count} site{'' if count == 1 else 's'}"
+    return f"{count} {what}{'' if count == 1 else 's'}"
 
 
 def progress(done: int, count: int, what: str) -> None:

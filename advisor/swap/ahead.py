@@ -34,13 +34,7 @@ class Ahead:
     """
 
     def __init__(self, sites: Sequence[Site]) -> None:
-        self._todo = [
-            (candidate, example)
-            for site in sites
-            for example in site.examples[:1]
-            for candidate in site.candidates
-            if candidate.source == "bundled" and _on_gpu(example)
-        ]
+        self._todo = tasks(sites)
         self.begun = len(self._todo) if len(self._todo) > 1 else 0
         self._devices = {d for _, e in self._todo for d in devices_of((e.args, dict(e.kwargs)))}
         self._runs: dict[int, Future[None]] = {}
@@ -71,6 +65,23 @@ class Ahead:
         return [c for c, run in runs if run is not None and not run.cancel() and not run.done()]
 
 
+def tasks(sites: Sequence[Site]) -> list[tuple[Candidate, Example]]:
+    """The bundled candidates that a GPU is to run, each with a call that shows what is to be compiled."""
+    return [
+        (candidate, example)
+        for site in sites
+        for example in site.examples[:1]
+        for candidate in site.candidates
+        if candidate.source == "bundled" and _on_gpu(example)
+    ]
+
+
+def narrower(example: Example) -> list[Example]:
+    """The call in fewer rows, as hard values come: some kernels are compiled anew for it; if it differs."""
+    few = adversaries.narrowed(example)
+    return [] if few is example else [few]
+
+
 def _threads(tasks: int) -> int:
     return max(1, min(tasks, _MOST_THREADS, (os.cpu_count() or 2) - 1))
 
@@ -86,7 +97,5 @@ def _run(candidate: Candidate, example: Example) -> None:
         device = next(iter(devices_of((example.args, dict(example.kwargs)))))
         with torch.cuda.device(device):
             play(candidate.call, example)
-            # Hard values come in fewer rows, for which some kernels are compiled anew.
-            few = adversaries.narrowed(example)
-            if few is not example:
+            for few in narrower(example):
                 play(candidate.call, few)

@@ -56,6 +56,8 @@ class Engine:
     def __init__(self, fault=""):
         self.fault, self.log, self.remarks, self.on = fault, [], [], False
         self.held_bytes, self.given_up = 0, ""
+        self.cramped = False
+        self.kernels = self.asked = 0
         self.steps_to_watch = 2
 
     def _do(self, what):
@@ -75,6 +77,16 @@ class Engine:
     def sites(self):
         self._do("sites")
         return [Plain()]
+
+    def compile(self):
+        self._do("compile")
+        return self.kernels
+
+    @property
+    def compiling(self):
+        """For some questions after the first, which is whether to tell of it."""
+        self.asked += "compile" in self.log
+        return 0 < self.asked <= self.kernels
 
     def decide(self, progress):
         self._do("decide")
@@ -111,9 +123,11 @@ def _short(monkeypatch):
     monkeypatch.setattr(swapping.notify, "warn", lambda *_: None)
 
 
-def run(tmp_path, faults=("", ""), steady_after=0, batches=BATCHES, unable=("", "")):
+def run(tmp_path, faults=("", ""), steady_after=0, batches=BATCHES, unable=("", ""), kernels=0):
     """All ranks to their end; gives engines, the bus, and the runs."""
     bus, engines, runs, errors = Bus(), [Engine(fault) for fault in faults], [None] * RANKS, []
+    for engine in engines:
+        engine.kernels = kernels
 
     def train(rank):
         trainer = Plain(
@@ -164,6 +178,38 @@ def test_all_ranks_do_what_rank_0_decides_and_only_it_tries_and_writes(tmp_path)
 def test_ranks_ask_again_until_rank_0_is_done_recording(tmp_path):
     _, bus, _ = run(tmp_path, steady_after=MEETING + 10)
     assert [order.wait for order in bus.said] == [True, False, False, False]
+
+
+def test_while_rank_0_compiles_all_train_on_and_begin_to_compare_at_one_batch(tmp_path):
+    engines, bus, runs = run(tmp_path, batches=3 * BATCHES, kernels=4)
+
+    # THEN rank 0 alone compiled; it was asked every few batches, and all were told to wait three times
+    assert ["compile" in engine.log for engine in engines] == [True, False]
+    assert [order.wait for order in bus.said] == [False, True, True, True, False, False]
+    assert [engine.on for engine in engines] == [True, True]
+    assert runs[0]._until == runs[1]._until > MEETING + 2 + 3 * swapping.COMPILING_MEETING
+
+
+def test_with_no_batches_to_spare_no_rank_waits_for_a_compiler(tmp_path):
+    needed = MEETING + 2 + swapping_steps.batches_compared(1, 4)
+    _, bus, _ = run(tmp_path, batches=needed + 2 * swapping.COMPILING_MEETING - 1, kernels=10**9)
+    assert [order.wait for order in bus.said] == [False, False, False]
+
+
+def test_a_compiler_that_is_never_done_is_left_after_half_the_batches_to_spare(tmp_path):
+    needed = MEETING + 2 + swapping_steps.batches_compared(1, 4)
+    _, bus, _ = run(tmp_path, batches=needed + 6 * swapping.COMPILING_MEETING, kernels=10**9)
+    assert [order.wait for order in bus.said] == [False, True, True, True, False, False]
+
+
+@pytest.mark.parametrize(("rank", "place"), [(0, "compile"), (1, "follow"), (1, "apply")])
+def test_a_fault_while_compiling_or_after_it_puts_everything_back_on_all(tmp_path, rank, place):
+    faults = ["", ""]
+    faults[rank] = place
+    engines, _, runs = run(tmp_path, faults, batches=3 * BATCHES, kernels=4)
+    assert place in engines[rank].log
+    assert [engine.on for engine in engines] == [False, False]
+    assert all(one.state is State.DONE for one in runs)
 
 
 @pytest.mark.parametrize("rank", [0, 1])
