@@ -198,7 +198,7 @@ def _next_token(model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
 
 
 def _huggingface(model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
-    ids = batch[0][:, :-1]
+    ids = batch[0][:, :-1].contiguous()  # some models view their labels
     return model(input_ids=ids, labels=ids).loss
 
 

@@ -28,6 +28,7 @@ from .collect import Collector, fitting
 from .constants import Proof
 from .edit import copy_of, original_of, replaced
 from .facts import Facts, Refusal
+from .held import hold
 from .match import Found, find
 from .ops import forget
 from .record import Recorder
@@ -259,7 +260,7 @@ class Traced:
         if rewriter.inner is None:
             casts.write_out(gm)
         self.levels = self._read(inputs)
-        self._plain = checkpointing.run_eagerly(copy_of(gm)[0])
+        self._plain = checkpointing.run_eagerly(hold(copy_of(gm)[0]))
         self._version = -1
         self._rewritten: Callable[..., Any] | None = None
         #: What replays it once that is recorded; None where nothing is replaced or nothing recorded.
@@ -386,7 +387,7 @@ class Traced:
         self._rewritten, self.replayer, self._proofs = None, None, []
         chosen = self.chosen()
         if chosen:
-            self._rewritten = checkpointing.run_eagerly(self._edited(chosen))
+            self._rewritten = checkpointing.run_eagerly(hold(self._edited(chosen)))
         recorder = self._rewriter.recorder
         if recorder is None or not self._rewriter.active() or self._writes or self._works_on_the_host():
             return

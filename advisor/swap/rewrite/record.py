@@ -126,7 +126,8 @@ class CudaRecorder:
             raise Unrecordable(f"beside the loop there is no room for the {pool / 1e9:.1f} GB of it")
         if self._loop_bytes and allocated + self.held_bytes > self._loop_bytes and not self._may_grow:
             raise Unrecordable(
-                f"it holds {pool / 1e9:.1f} GB, with which memory would grow beyond the loop's own"
+                f"it holds {pool / 1e9:.1f} GB, with which memory would grow from {self._loop_bytes / 1e9:.1f} "
+                f"to {(allocated + self.held_bytes) / 1e9:.1f} GB; swap_max_memory_growth allows more"
             )
 
     def _captured(self, run: Callable[[], _T]) -> tuple[_T, Callable[[], None]]:
