@@ -39,8 +39,9 @@ sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 VARIANTS = ("eager", "swap", "compile", "liger", "swap_compile", "swap_unreplayed")
 #: Variants of a quick run, besides the eager loop's second turn; the model that matters most gets all.
 QUICK, QUICK_FIRST = ("eager", "swap", "compile"), "gpt2"
-#: Batches before steps are timed: those that warm up, and those in which swap decides.
-WARM, DECIDING = 15, 80
+#: Batches before steps are timed: those that warm up, those in which swap decides, and those that it may pass
+#: while kernels are compiled (of what a run has to spare, half).
+WARM, DECIDING, COMPILING = 15, 80, 2000
 TIMED, CURVE = 30, 300
 #: Steps over which curves are compared closely, and the window over which they are smoothed.
 CLOSE, SMOOTH = 20, 20
@@ -63,11 +64,14 @@ def train(
     timed: int,
     lightning_options: dict[str, Any],
     warmup_steps: int = 20,
+    to_spare: int = 0,
 ) -> dict[str, Any]:
     """One run of a Trainer.
 
+    The steps that are timed are the last ones, or, with steps `to_spare`, those after swap has decided.
+
     Returns:
-        ``step_ms`` of the last `timed` steps, ``host_ms`` from each one's start to its end on the host,
+        ``step_ms`` of the `timed` steps, ``host_ms`` from each one's start to its end on the host,
         ``garbage_ms`` of Python's collector and ``peak_bytes`` in them, of which ``graph_bytes`` are what
         CUDA graphs hold and no allocation tells of; ``losses``, ``seconds``, ``swaps``, ``stages`` of the
         trying.
@@ -78,6 +82,7 @@ def train(
     from advisor import TrainingAdvisor
     from advisor.capture import swapping_steps as device
     from advisor.capture.clock import StepClock
+    from advisor.capture.swapping import State
 
     light = lightning()
     kind = "cuda" if torch.cuda.is_available() else "cpu"
@@ -88,6 +93,7 @@ def train(
             self.graph_bytes: int | None = None
             self.host_ms: list[float] = []
             self.garbage = Garbage()
+            self.begin = steps - timed - 1
 
         def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
             self.start_s = time.perf_counter()
@@ -96,18 +102,21 @@ def train(
             self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
         ) -> None:
             self.losses.append(outputs["loss"].detach())
-            if batch_idx >= steps - timed:
+            if batch_idx == self.begin and to_spare and advisor._swapping.state is not State.DONE:
+                self.begin += 1
+            if batch_idx > self.begin:
                 self.host_ms.append((time.perf_counter() - self.start_s) * 1e3)
-            if batch_idx == steps - timed - 1:
+            if batch_idx == self.begin:
                 device.reset_peak(kind)
                 self.garbage.ms = 0.0
-            if batch_idx >= steps - timed - 1:
+            if batch_idx >= self.begin:
                 self.clock.mark()
-            if batch_idx == steps - 1:
+            if batch_idx == self.begin + timed:
                 device.synchronize(kind)
                 self.peak_bytes, self.graph_bytes = device.peak_bytes(kind), graph_bytes(kind)
                 if self.peak_bytes is not None and self.graph_bytes is not None:
                     self.peak_bytes += self.graph_bytes
+                trainer.should_stop = True
 
     light.seed_everything(seed, verbose=False)
     generator = torch.Generator().manual_seed(1)
@@ -117,17 +126,16 @@ def train(
         loop = torch.compile(loop)
     watch, callbacks = Watch(), []
     if variant.startswith("swap"):
-        callbacks.append(
-            TrainingAdvisor(folder, stages=("validate",), warmup_steps=warmup_steps, swap="auto")
-        )
+        advisor = TrainingAdvisor(folder, stages=("validate",), warmup_steps=warmup_steps, swap="auto")
+        callbacks.append(advisor)
     trainer = light.Trainer(
-        max_steps=steps, max_epochs=1, callbacks=[*callbacks, watch], accelerator="auto", devices=1,
-        logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
-        default_root_dir=str(folder), **lightning_options,
+        max_steps=steps + to_spare, max_epochs=1, callbacks=[*callbacks, watch], accelerator="auto",
+        devices=1, default_root_dir=str(folder), logger=False, enable_checkpointing=False,
+        enable_progress_bar=False, enable_model_summary=False, **lightning_options,
     )  # fmt: skip
     start_s = time.monotonic()
     with environment(variant), Stages() as stages, watch.garbage:
-        trainer.fit(loop, Repeated(batches, steps))
+        trainer.fit(loop, Repeated(batches, steps + to_spare))
     found: dict[str, Any] = {
         "step_ms": watch.clock.distances_ms(),
         "host_ms": watch.host_ms,
@@ -316,12 +324,13 @@ def child(args: argparse.Namespace) -> None:
             if not turns[variant]:
                 say("variant", {variant: {"skipped": reason}})
             continue
-        steps = DECIDING if variant.startswith("swap") else WARM
+        swaps = variant.startswith("swap")
+        steps = DECIDING if swaps else WARM
         try:
             with tempfile.TemporaryDirectory() as folder:
                 turns[variant].append(
                     train(task, variant, steps + args.timed, Path(folder), 0, timed=args.timed,
-                          lightning_options=options(task, args))
+                          lightning_options=options(task, args), to_spare=COMPILING if swaps else 0)
                 )  # fmt: skip
             say("variant", {variant: summary(turns[variant])})
         except Exception as error:  # noqa: BLE001  one variant's failure is a result like any other
