@@ -124,7 +124,8 @@ def _noted(todo: Sequence[tuple[Candidate, Example]]) -> list[Pending]:
     if not todo or INTERPRETED:
         return []
     devices = {d for _, example in todo for d in devices_of((example.args, dict(example.kwargs)))}
-    with suppress(ImportError), ExitStack() as stack:
+    # Someone else's mode may be in force already, which is a RuntimeError.
+    with suppress(ImportError, RuntimeError), ExitStack() as stack:
         stack.enter_context(kept_state(devices))
         stack.enter_context(unwarned())
         # A backward on a thread of autograd's own would not know that launches are left out.

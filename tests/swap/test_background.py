@@ -171,6 +171,15 @@ def test_a_triton_that_compiles_nothing_apart_is_left_alone(monkeypatch) -> None
     assert (kernel.compiled_in, kernel.launches) == ([], 0)
 
 
+def test_where_someone_else_compiles_apart_nothing_is_begun() -> None:
+    import triton
+
+    kernel = Kernel()
+    with triton.AsyncCompileMode(None):
+        assert Background([site(offered(kernel))]).begun == 0
+    assert (kernel.compiled_in, kernel.launches) == ([], 0)
+
+
 def test_an_interruption_goes_through_and_launches_are_launched_again() -> None:
     kernel = Kernel()
     made = site(offered(kernel))
