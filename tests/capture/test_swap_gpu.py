@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import sys
+import threading
 
 import pytest
 import torch
 
 from advisor import TrainingAdvisor
+from advisor.capture.swapping import State
 from advisor.capture.swapping_engine import REPLAY
+from advisor.swap.decide import LATE
 from advisor.swap.modules import MARK
 from benchmarks.end_to_end import Repeated
 from benchmarks.end_to_end_models import GPT, Task, _next_token, _text, lightning, module
@@ -108,6 +112,39 @@ def test_batches_until_swap_begins_are_bit_equal(tmp_path):
         torch.use_deterministic_algorithms(False)
     assert "too few" in result(tmp_path)["verdict"]
     assert losses == plain
+
+
+def test_with_a_cold_cache_the_loop_trains_on_bit_equal_while_kernels_are_compiled(tmp_path, monkeypatch):
+    # GIVEN nothing of the bundled kernels compiled, in memory or on disk
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
+    for name, part in list(sys.modules.items()):
+        if name.startswith("advisor.kernels"):
+            for kernel in vars(part).values():
+                getattr(kernel, "device_caches", {}).clear()
+    callback, states = advisor(), []
+
+    class Stops(lightning().Callback):
+        def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+            states.append(callback._swapping.state)
+            trainer.should_stop = states[-1] is State.DONE
+
+    try:
+        _, losses = fit(tmp_path / "swapped", callback, Stops(), steps=2000, deterministic=True)
+        began = states.index(State.COMPARING)
+        _, plain = fit(tmp_path / "plain", steps=began + 1, deterministic=True)
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+    # THEN losses are equal to the bit until the first swapped step, and the pause is that of a warm cache
+    found = result(tmp_path / "swapped")
+    assert states.count(State.COMPILING) > 0
+    assert losses[: began + 1] == plain
+    refused = [trial["refused"] for site in found["sites"] for trial in site["trials"]]
+    assert not [why for why in refused if why == LATE], refused
+    assert not [site for site in found["sites"] if site["reason"].startswith("not tried")]
+    if ALONE:
+        assert found["pause_s"] < 10
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("advisor-swap")]
 
 
 def test_no_copy_of_the_step_stays_on_the_device(tmp_path):
