@@ -18,11 +18,11 @@ import torch
 from torch import Tensor
 
 from ._attention_hopper_tiles import AVAILABLE, ROWS, described, items
-from ._attention_masks import PER_KEY, arguments, kind
+from ._attention_masks import PER_KEY, Prepared
 
 if AVAILABLE:
     from ._attention_hopper_tiles import (
-        code_of,
+        bit_places,
         exponentials,
         gl,
         gluon,
@@ -35,6 +35,8 @@ if AVAILABLE:
         seen_alone,
         tma,
         turns,
+        visited,
+        visits,
         warpgroup_mma,
         warpgroup_mma_wait,
         work_tile,
@@ -42,7 +44,7 @@ if AVAILABLE:
 
     @gluon.jit
     def load_tiles(
-        q_source, k_source, v_source, codes, q_tiles, k_tiles, v_tiles,
+        q_source, k_source, v_source, lists, q_tiles, k_tiles, v_tiles,
         q_ready, q_empty, k_ready, k_empty, v_ready, v_empty,
         heads, group, n_planes, n_blocks, together, n_items, n_k, low, high, c_b, c_h, c_m,
         BLOCK_N: gl.constexpr, MASKED: gl.constexpr, LEFT: gl.constexpr, RIGHT: gl.constexpr,
@@ -62,24 +64,23 @@ if AVAILABLE:
                 tma.async_copy_global_to_shared(
                     q_source, [batch, head, row + part * ROWS, 0], q_ready, q_tiles.index(part)
                 )
-            of_blocks = codes + batch.to(gl.int64) * c_b + head.to(gl.int64) * c_h + block.to(gl.int64) * c_m
-            for step in range(stop - start):
-                block_n = stop - 1 - step
-                # The first is worked on whatever it is, so that there is one.
-                if (step == 0) | (code_of(of_blocks, block_n, MASKED) != 0):
-                    col = block_n * BLOCK_N
-                    at, phase = count % STAGES, (count // STAGES) & 1
-                    mbarrier.wait(k_empty.index(at), phase ^ 1)
-                    mbarrier.expect(k_ready.index(at), k_source.block_type.nbytes)
-                    tma.async_copy_global_to_shared(
-                        k_source, [batch, head // group, col, 0], k_ready.index(at), k_tiles.index(at)
-                    )
-                    mbarrier.wait(v_empty.index(at), phase ^ 1)
-                    mbarrier.expect(v_ready.index(at), v_source.block_type.nbytes)
-                    tma.async_copy_global_to_shared(
-                        v_source, [batch, head // group, col, 0], v_ready.index(at), v_tiles.index(at)
-                    )
-                    count += 1
+            own = lists + batch.to(gl.int64) * c_b + head.to(gl.int64) * c_h + block.to(gl.int64) * c_m
+            steps = visits(own, start, stop, MASKED)
+            for step in range(steps):
+                block_n, _ = visited(own, steps - 1 - step, start, MASKED)
+                col = block_n * BLOCK_N
+                at, phase = count % STAGES, (count // STAGES) & 1
+                mbarrier.wait(k_empty.index(at), phase ^ 1)
+                mbarrier.expect(k_ready.index(at), k_source.block_type.nbytes)
+                tma.async_copy_global_to_shared(
+                    k_source, [batch, head // group, col, 0], k_ready.index(at), k_tiles.index(at)
+                )
+                mbarrier.wait(v_empty.index(at), phase ^ 1)
+                mbarrier.expect(v_ready.index(at), v_source.block_type.nbytes)
+                tma.async_copy_global_to_shared(
+                    v_source, [batch, head // group, col, 0], v_ready.index(at), v_tiles.index(at)
+                )
+                count += 1
 
     @gluon.jit
     def probabilities(
@@ -90,10 +91,10 @@ if AVAILABLE:
 
         A row's maximum, scaled, is rounded alike in all that is made of it, so that the rounding cancels.
         """
-        if MASKED == 1:
+        if MASKED == 2:
             if code == 1:
                 raw = masked_by(raw, bits)
-        if MASKED == 2:
+        if MASKED == 1:
             raw = gl.fma(raw, scale_2, bits)
         if edge:
             raw = seen_alone(raw, row, col, n_k, low, high, LEFT, RIGHT)
@@ -121,9 +122,9 @@ if AVAILABLE:
         BLOCK_N: gl.constexpr = k_tiles.shape[3]
         # Asked for early: they come while the scores are worked out.
         bits = 0
-        if MASKED == 1:
-            bits = load_bits(words + col // 32, row, n_q, BLOCK_N, raw_layout)
         if MASKED == 2:
+            bits = load_bits(words, col, BLOCK_N)
+        if MASKED == 1:
             bits = load_bias(words + col, col, n_k, 0, raw_layout)[None, :]
         raw = gl.zeros([ROWS, BLOCK_N], gl.float32, raw_layout)
         mbarrier.wait(k_ready.index(at), phase)
@@ -144,7 +145,7 @@ if AVAILABLE:
 
     @gluon.jit
     def attend(
-        out, lse, mask, codes, q_tiles, k_tiles, v_tiles, q_ready, q_empty, k_ready, k_empty,
+        out, lse, mask, lists, q_tiles, k_tiles, v_tiles, q_ready, q_empty, k_ready, k_empty,
         v_ready, v_empty, o_b, o_h, o_n, m_b, m_h, m_m, c_b, c_h, c_m,
         heads, n_planes, n_blocks, together, n_items, n_q, n_k, low, high, scale,
         DIM_V: gl.constexpr, MASKED: gl.constexpr, LEFT: gl.constexpr, RIGHT: gl.constexpr,
@@ -161,7 +162,7 @@ if AVAILABLE:
         weight_layout: gl.constexpr = gl.DotOperandLayout(0, acc_layout, 2)
         # With a bias scores are scaled before it is added.
         scale_2 = scale * 1.4426950408889634
-        factor = 1.0 if MASKED == 2 else scale_2
+        factor = 1.0 if MASKED == 1 else scale_2
         queries = rows_of(q_tiles, PART)
         count = 0
         for turn in range(turns(n_items, PAIRED)):
@@ -184,37 +185,34 @@ if AVAILABLE:
             count += 1
             top = gl.full([ROWS], float("-inf"), gl.float32, gl.SliceLayout(1, raw_layout))
             total = gl.full([ROWS], 0.0, gl.float32, gl.SliceLayout(1, raw_layout))
-            i = row + gl.arange(0, ROWS, layout=gl.SliceLayout(1, raw_layout)).to(gl.int64)
             words = mask + batch.to(gl.int64) * m_b + head.to(gl.int64) * m_h
-            if MASKED == 2:
-                words += gl.arange(0, BLOCK_N, layout=gl.SliceLayout(0, raw_layout))
-            else:
-                words += i * m_m
-            col = (stop - 1) * BLOCK_N
+            own = lists + batch.to(gl.int64) * c_b + head.to(gl.int64) * c_h + block.to(gl.int64) * c_m
+            steps = visits(own, start, stop, MASKED)
+            block_n, code = visited(own, steps - 1, start, MASKED)
+            col = block_n * BLOCK_N
             bits = 0
-            if MASKED == 1:
-                bits = load_bits(words + col // 32, row, n_q, BLOCK_N, raw_layout)
             if MASKED == 2:
+                words = bit_places(words, row, n_q, m_m, ROWS, BLOCK_N, raw_layout)
+                bits = load_bits(words, col, BLOCK_N)
+            if MASKED == 1:
+                words += gl.arange(0, BLOCK_N, layout=gl.SliceLayout(0, raw_layout))
                 bits = load_bias(words + col, col, n_k, 0, raw_layout)[None, :]
             p, top, total, _ = probabilities(
-                raw, top, total, stop > until, 1, bits, row, col, n_k, low, high,
+                raw, top, total, (block_n < whole) | (block_n >= until), code, bits, row, col, n_k, low, high,
                 factor, scale_2, MASKED, LEFT, RIGHT, EXACT,
             )  # fmt: skip
             weights = gl.convert_layout(p.to(dtype), weight_layout)
             acc = gl.zeros([ROWS, COLS_V], gl.float32, acc_layout)
 
-            of_blocks = codes + batch.to(gl.int64) * c_b + head.to(gl.int64) * c_h + block.to(gl.int64) * c_m
-            for step in range(1, stop - start):
-                at = stop - 1 - step
-                code = code_of(of_blocks, at, MASKED)
-                if code != 0:
-                    acc, weights, top, total = block_step(
-                        raw_layout, queries, k_tiles, v_tiles, k_ready, k_empty, v_ready, v_empty,
-                        acc, weights, top, total, count, (at < whole) | (at >= until), code, words, row,
-                        at * BLOCK_N, n_q, n_k, low, high, factor, scale_2,
-                        MASKED, LEFT, RIGHT, EXACT, STAGES,
-                    )  # fmt: skip
-                    count += 1
+            for step in range(1, steps):
+                block_n, code = visited(own, steps - 1 - step, start, MASKED)
+                acc, weights, top, total = block_step(
+                    raw_layout, queries, k_tiles, v_tiles, k_ready, k_empty, v_ready, v_empty,
+                    acc, weights, top, total, count, (block_n < whole) | (block_n >= until), code, words, row,
+                    block_n * BLOCK_N, n_q, n_k, low, high, factor, scale_2,
+                    MASKED, LEFT, RIGHT, EXACT, STAGES,
+                )  # fmt: skip
+                count += 1
             # No scores of this block of queries are to come: the next block's may.
             mbarrier.arrive(q_empty, count=1)
 
@@ -237,7 +235,7 @@ if AVAILABLE:
 
     @gluon.jit
     def forward_kernel(
-        q, k, v, out, lse, mask, codes, o_b, o_h, o_n, m_b, m_h, m_m, c_b, c_h, c_m,
+        q, k, v, out, lse, mask, lists, o_b, o_h, o_n, m_b, m_h, m_m, c_b, c_h, c_m,
         heads, group, n_planes, n_blocks, together, n_items, n_q, n_k, low, high, scale,
         DIM_V: gl.constexpr, MASKED: gl.constexpr, LEFT: gl.constexpr, RIGHT: gl.constexpr,
         EXACT: gl.constexpr, GROUPS: gl.constexpr, STAGES: gl.constexpr, PAIRED: gl.constexpr,
@@ -265,19 +263,19 @@ if AVAILABLE:
             gl.warp_specialize(
                 [
                     (attend, (
-                        out, lse, mask, codes, q_tiles, k_tiles, v_tiles, q_ready, q_empty, k_ready, k_empty,
+                        out, lse, mask, lists, q_tiles, k_tiles, v_tiles, q_ready, q_empty, k_ready, k_empty,
                         v_ready, v_empty, o_b, o_h, o_n, m_b, m_h, m_m, c_b, c_h, c_m, heads, n_planes,
                         n_blocks, together, n_items, n_q, n_k, low, high, scale,
                         DIM_V, MASKED, LEFT, RIGHT, EXACT, GROUPS, STAGES, PAIRED, 0,
                     )),
                     (attend, (
-                        out, lse, mask, codes, q_tiles, k_tiles, v_tiles, q_ready, q_empty, k_ready, k_empty,
+                        out, lse, mask, lists, q_tiles, k_tiles, v_tiles, q_ready, q_empty, k_ready, k_empty,
                         v_ready, v_empty, o_b, o_h, o_n, m_b, m_h, m_m, c_b, c_h, c_m, heads, n_planes,
                         n_blocks, together, n_items, n_q, n_k, low, high, scale,
                         DIM_V, MASKED, LEFT, RIGHT, EXACT, GROUPS, STAGES, PAIRED, 1,
                     )),
                     (load_tiles, (
-                        q, k, v, codes, q_tiles, k_tiles, v_tiles,
+                        q, k, v, lists, q_tiles, k_tiles, v_tiles,
                         q_ready, q_empty, k_ready, k_empty, v_ready, v_empty,
                         heads, group, n_planes, n_blocks, together, n_items, n_k, low, high, c_b, c_h, c_m,
                         BLOCK_N, MASKED, LEFT, RIGHT, GROUPS, STAGES, PAIRED,
@@ -288,25 +286,25 @@ if AVAILABLE:
             gl.warp_specialize(
                 [
                     (attend, (
-                        out, lse, mask, codes, q_tiles, k_tiles, v_tiles, q_ready, q_empty, k_ready, k_empty,
+                        out, lse, mask, lists, q_tiles, k_tiles, v_tiles, q_ready, q_empty, k_ready, k_empty,
                         v_ready, v_empty, o_b, o_h, o_n, m_b, m_h, m_m, c_b, c_h, c_m, heads, n_planes,
                         n_blocks, together, n_items, n_q, n_k, low, high, scale,
                         DIM_V, MASKED, LEFT, RIGHT, EXACT, GROUPS, STAGES, PAIRED, 0,
                     )),
                     (attend, (
-                        out, lse, mask, codes, q_tiles, k_tiles, v_tiles, q_ready, q_empty, k_ready, k_empty,
+                        out, lse, mask, lists, q_tiles, k_tiles, v_tiles, q_ready, q_empty, k_ready, k_empty,
                         v_ready, v_empty, o_b, o_h, o_n, m_b, m_h, m_m, c_b, c_h, c_m, heads, n_planes,
                         n_blocks, together, n_items, n_q, n_k, low, high, scale,
                         DIM_V, MASKED, LEFT, RIGHT, EXACT, GROUPS, STAGES, PAIRED, 1,
                     )),
                     (attend, (
-                        out, lse, mask, codes, q_tiles, k_tiles, v_tiles, q_ready, q_empty, k_ready, k_empty,
+                        out, lse, mask, lists, q_tiles, k_tiles, v_tiles, q_ready, q_empty, k_ready, k_empty,
                         v_ready, v_empty, o_b, o_h, o_n, m_b, m_h, m_m, c_b, c_h, c_m, heads, n_planes,
                         n_blocks, together, n_items, n_q, n_k, low, high, scale,
                         DIM_V, MASKED, LEFT, RIGHT, EXACT, GROUPS, STAGES, PAIRED, 2,
                     )),
                     (load_tiles, (
-                        q, k, v, codes, q_tiles, k_tiles, v_tiles,
+                        q, k, v, lists, q_tiles, k_tiles, v_tiles,
                         q_ready, q_empty, k_ready, k_empty, v_ready, v_empty,
                         heads, group, n_planes, n_blocks, together, n_items, n_k, low, high, c_b, c_h, c_m,
                         BLOCK_N, MASKED, LEFT, RIGHT, GROUPS, STAGES, PAIRED,
@@ -316,7 +314,7 @@ if AVAILABLE:
 
 
 def launch_forward(
-    q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, mask: Tensor | None, scale: float, low: int,
+    q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, mask: Prepared, scale: float, low: int,
     high: int,
     limits: tuple[bool, bool], together: int, programs: int, params: Mapping[str, int],
 ) -> None:  # fmt: skip
@@ -335,15 +333,15 @@ def launch_forward(
     """
     block_n = params["BLOCK"]
     # Three groups have 160 registers a thread, into which a bias does not fit.
-    groups = 2 if kind(mask) == PER_KEY else params["GROUPS"]
+    groups = 2 if mask.kind == PER_KEY else params["GROUPS"]
     blocks, planes = -(-q.shape[2] // (ROWS * groups)), q.shape[0] * q.shape[1]
     count, grid, paired = items(blocks, planes, programs, limits, params)
-    bits, strides = arguments(mask, ROWS * groups, block_n, lse)
+    values, strides = mask.arguments(ROWS * groups, block_n, k.shape[2], low, high, limits, lse)
     forward_kernel[(grid,)](
-        described(q, ROWS), described(k, block_n), described(v, block_n), out, lse, *bits,
+        described(q, ROWS), described(k, block_n), described(v, block_n), out, lse, *values,
         *out.stride()[:3], *strides,
         q.shape[1], q.shape[1] // k.shape[1], planes, blocks, together, count, q.shape[2], k.shape[2],
-        low, high, scale, DIM_V=v.shape[3], MASKED=kind(mask), LEFT=limits[0], RIGHT=limits[1],
+        low, high, scale, DIM_V=v.shape[3], MASKED=mask.kind, LEFT=limits[0], RIGHT=limits[1],
         EXACT=q.dtype == torch.float16, GROUPS=groups, STAGES=params["STAGES"], PAIRED=paired, num_warps=4,
         # What is not fused by name rounds once more: the maximum must do so everywhere alike.
         maxnreg=168 if groups == 2 else 128, enable_fp_fusion=False,

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from ._attention_hopper_tiles import AVAILABLE, ROWS, described, items
-from ._attention_masks import arguments, kind
+from ._attention_masks import Prepared
 
 if AVAILABLE:
     from ._attention_hopper_tiles import (
-        code_of,
+        bit_places,
         exponentials,
         gl,
         gluon,
@@ -30,6 +30,8 @@ if AVAILABLE:
         rows_of,
         store_tile,
         turns,
+        visited,
+        visits,
         warpgroup_mma,
         warpgroup_mma_wait,
         work_tile,
@@ -37,7 +39,7 @@ if AVAILABLE:
 
     @gluon.jit
     def load_for_keys(
-        q_source, g_source, k_source, v_source, codes, q_tiles, g_tiles, k_tiles, v_tiles,
+        q_source, g_source, k_source, v_source, lists, q_tiles, g_tiles, k_tiles, v_tiles,
         own_ready, own_empty, ready, empty,
         heads_k, members, splits, n_planes, n_blocks, together, n_items, n_q, low, high, c_b, c_h, c_m,
         BLOCK: gl.constexpr, MASKED: gl.constexpr, LEFT: gl.constexpr, RIGHT: gl.constexpr,
@@ -55,20 +57,20 @@ if AVAILABLE:
             mbarrier.wait(own_empty, (turn & 1) ^ 1)
             load_pair(k_source, v_source, k_tiles, v_tiles, 0, own_ready, batch, head_k, col)
             load_pair(k_source, v_source, k_tiles, v_tiles, 1, own_ready, batch, head_k, col + ROWS)
-            of_planes = codes + batch.to(gl.int64) * c_b + block.to(gl.int64) * c_m
+            of_planes = lists + batch.to(gl.int64) * c_b + block.to(gl.int64) * c_m
             # Query heads of a key head lie side by side, shared out among its splits.
             first = (head_k * splits + plane % splits) * members
             for head in range(first, first + members):
-                of_blocks = of_planes + (batch * 0 + head).to(gl.int64) * c_h
-                for step in range(start, stop):
-                    if code_of(of_blocks, step, MASKED) != 0:
-                        at = count % STAGES
-                        mbarrier.wait(empty.index(at), ((count // STAGES) & 1) ^ 1)
-                        load_pair(
-                            q_source, g_source, q_tiles, g_tiles, at, ready.index(at), batch, head,
-                            step * BLOCK,
-                        )  # fmt: skip
-                        count += 1
+                own = of_planes + (batch * 0 + head).to(gl.int64) * c_h
+                for step in range(visits(own, start, stop, MASKED)):
+                    block_m, _ = visited(own, step, start, MASKED)
+                    at = count % STAGES
+                    mbarrier.wait(empty.index(at), ((count // STAGES) & 1) ^ 1)
+                    load_pair(
+                        q_source, g_source, q_tiles, g_tiles, at, ready.index(at), batch, head,
+                        block_m * BLOCK,
+                    )  # fmt: skip
+                    count += 1
 
     @gluon.jit
     def key_step(
@@ -85,9 +87,9 @@ if AVAILABLE:
         row_lse = gl.load(lse + i, mask=i < n_q, other=float("inf"))
         row_delta = gl.load(delta + i, mask=i < n_q, other=0.0)
         bits = 0
-        if MASKED == 1:
-            bits = load_bits(words + row // 32, col, n_k, BLOCK, raw_layout)
         if MASKED == 2:
+            bits = load_bits(words, row, BLOCK)
+        if MASKED == 1:
             bits = load_bias(words, col, n_k, 1, raw_layout)[:, None]
         mbarrier.wait(ready.index(at), (count // STAGES) & 1)
         queries, grads = rows_of(q_tiles, at), rows_of(g_tiles, at)
@@ -97,10 +99,10 @@ if AVAILABLE:
         dp = gl.zeros([M, BLOCK], gl.float32, raw_layout) - row_delta[None, :]
         dp = warpgroup_mma(values, grads.permute((1, 0)), dp, is_async=True)
         raw = warpgroup_mma_wait(num_outstanding=1, deps=(raw,))
-        if MASKED == 1:
+        if MASKED == 2:
             if code == 1:
                 raw = masked_by(raw, bits)
-        if MASKED == 2:
+        if MASKED == 1:
             raw = gl.fma(raw, scale_2, bits)
         if LEFT or RIGHT:
             if edge:
@@ -124,7 +126,7 @@ if AVAILABLE:
 
     @gluon.jit
     def key_gradient(
-        dk, dv, lse, delta, mask, codes, q_tiles, g_tiles, k_tiles, v_tiles,
+        dk, dv, lse, delta, mask, lists, q_tiles, g_tiles, k_tiles, v_tiles,
         own_ready, own_empty, ready, empty,
         dk_s, dk_b, dk_h, dk_n, dv_s, dv_b, dv_h, dv_n, m_b, m_h, m_m, c_b, c_h, c_m,
         heads_k, members, splits, n_planes, n_blocks, together, n_items, n_q, n_k, low, high, scale,
@@ -141,7 +143,7 @@ if AVAILABLE:
         v_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLS_V, 16])
         # With a bias scores are scaled before it is added.
         scale_2 = scale * 1.4426950408889634
-        factor = 1.0 if MASKED == 2 else scale_2
+        factor = 1.0 if MASKED == 1 else scale_2
         keys, values = rows_of(k_tiles, PART), rows_of(v_tiles, PART)
         # Queries past the end need no mask: their lse is infinite. Keys past the end are not stored.
         whole_q = gl.cdiv(n_q, BLOCK) * BLOCK
@@ -156,24 +158,27 @@ if AVAILABLE:
             acc_k = gl.zeros([ROWS, COLS], gl.float32, k_layout)
             acc_v = gl.zeros([ROWS, COLS_V], gl.float32, v_layout)
             j = col + gl.arange(0, ROWS, layout=gl.SliceLayout(1, raw_layout))
-            of_planes = codes + batch.to(gl.int64) * c_b + block.to(gl.int64) * c_m
-            at_mask = mask + batch.to(gl.int64) * m_b + j.to(gl.int64) * m_m
+            of_planes = lists + batch.to(gl.int64) * c_b + block.to(gl.int64) * c_m
+            at_mask = mask + batch.to(gl.int64) * m_b
+            if MASKED == 2:
+                at_mask = bit_places(at_mask, col, n_k, m_m, ROWS, BLOCK, raw_layout)
+            if MASKED == 1:
+                at_mask += j.to(gl.int64) * m_m
             mbarrier.wait(own_ready, turn & 1)
             first = (head_k * splits + split) * members
             for head in range(first, first + members):
                 words = at_mask + (batch * 0 + head).to(gl.int64) * m_h
                 stat = (batch * (heads_k * splits * members) + head).to(gl.int64) * n_q
-                of_blocks = of_planes + (batch * 0 + head).to(gl.int64) * c_h
-                for step in range(start, stop):
-                    code = code_of(of_blocks, step, MASKED)
-                    if code != 0:
-                        acc_k, acc_v = key_step(
-                            keys, values, q_tiles, g_tiles, ready, empty, acc_k, acc_v, lse + stat,
-                            delta + stat, count, (step < whole) | (step >= until), code, words, step * BLOCK,
-                            col, n_q, n_k, low, high, factor, scale_2, raw_layout,
-                            MASKED, LEFT, RIGHT, EXACT, STAGES,
-                        )  # fmt: skip
-                        count += 1
+                own = of_planes + (batch * 0 + head).to(gl.int64) * c_h
+                for step in range(visits(own, start, stop, MASKED)):
+                    block_m, code = visited(own, step, start, MASKED)
+                    acc_k, acc_v = key_step(
+                        keys, values, q_tiles, g_tiles, ready, empty, acc_k, acc_v, lse + stat, delta + stat,
+                        count, (block_m < whole) | (block_m >= until), code, words, block_m * BLOCK, col,
+                        n_q, n_k, low, high, factor, scale_2, raw_layout,
+                        MASKED, LEFT, RIGHT, EXACT, STAGES,
+                    )  # fmt: skip
+                    count += 1
             mbarrier.arrive(own_empty, count=1)
             at_k, at_v = dk + split.to(gl.int64) * dk_s, dv + split.to(gl.int64) * dv_s
             store_tile(at_k, acc_k * scale, batch, head_k, col, n_k, dk_b, dk_h, dk_n, DIM)
@@ -181,7 +186,7 @@ if AVAILABLE:
 
     @gluon.jit
     def key_gradient_kernel(
-        q, grad, k, v, dk, dv, lse, delta, mask, codes, dk_s, dk_b, dk_h, dk_n, dv_s, dv_b, dv_h, dv_n,
+        q, grad, k, v, dk, dv, lse, delta, mask, lists, dk_s, dk_b, dk_h, dk_n, dv_s, dv_b, dv_h, dv_n,
         m_b, m_h, m_m, c_b, c_h, c_m,
         heads_k, members, splits, n_planes, n_blocks, together, n_items, n_q, n_k, low, high, scale,
         DIM: gl.constexpr, DIM_V: gl.constexpr, MASKED: gl.constexpr, LEFT: gl.constexpr, RIGHT: gl.constexpr,
@@ -206,21 +211,21 @@ if AVAILABLE:
         gl.warp_specialize(
             [
                 (key_gradient, (
-                    dk, dv, lse, delta, mask, codes, q_tiles, g_tiles, k_tiles, v_tiles,
+                    dk, dv, lse, delta, mask, lists, q_tiles, g_tiles, k_tiles, v_tiles,
                     own_ready, own_empty, ready, empty, dk_s, dk_b, dk_h, dk_n, dv_s, dv_b, dv_h, dv_n,
                     m_b, m_h, m_m, c_b, c_h, c_m,
                     heads_k, members, splits, n_planes, n_blocks, together, n_items, n_q, n_k,
                     low, high, scale, DIM, DIM_V, MASKED, LEFT, RIGHT, EXACT, STAGES, PAIRED, 0,
                 )),
                 (key_gradient, (
-                    dk, dv, lse, delta, mask, codes, q_tiles, g_tiles, k_tiles, v_tiles,
+                    dk, dv, lse, delta, mask, lists, q_tiles, g_tiles, k_tiles, v_tiles,
                     own_ready, own_empty, ready, empty, dk_s, dk_b, dk_h, dk_n, dv_s, dv_b, dv_h, dv_n,
                     m_b, m_h, m_m, c_b, c_h, c_m,
                     heads_k, members, splits, n_planes, n_blocks, together, n_items, n_q, n_k,
                     low, high, scale, DIM, DIM_V, MASKED, LEFT, RIGHT, EXACT, STAGES, PAIRED, 1,
                 )),
                 (load_for_keys, (
-                    q, grad, k, v, codes, q_tiles, g_tiles, k_tiles, v_tiles,
+                    q, grad, k, v, lists, q_tiles, g_tiles, k_tiles, v_tiles,
                     own_ready, own_empty, ready, empty,
                     heads_k, members, splits, n_planes, n_blocks, together, n_items, n_q, low, high,
                     c_b, c_h, c_m, BLOCK, MASKED, LEFT, RIGHT, STAGES, PAIRED,
@@ -233,7 +238,7 @@ if AVAILABLE:
 
 def launch_key_gradient(
     q: Tensor, k: Tensor, v: Tensor, grad: Tensor, dk: Tensor, dv: Tensor, lse: Tensor, delta: Tensor,
-    mask: Tensor | None, scale: float, low: int, high: int, limits: tuple[bool, bool], together: int,
+    mask: Prepared, scale: float, low: int, high: int, limits: tuple[bool, bool], together: int,
     programs: int,
     params: Mapping[str, int],
 ) -> None:  # fmt: skip
@@ -241,13 +246,15 @@ def launch_key_gradient(
     splits, heads_k = dk.shape[0], k.shape[1]
     blocks, planes = -(-k.shape[2] // (2 * ROWS)), k.shape[0] * heads_k * splits
     count, grid, paired = items(blocks, planes, programs, limits, params)
-    bits, strides = arguments(mask, 2 * ROWS, params["BLOCK"], lse)
+    values, strides = mask.arguments(
+        2 * ROWS, params["BLOCK"], q.shape[2], -high, -low, (limits[1], limits[0]), lse
+    )  # fmt: skip
     key_gradient_kernel[(grid,)](
         described(q, params["BLOCK"]), described(grad, params["BLOCK"]), described(k, ROWS),
-        described(v, ROWS), dk, dv, lse, delta, *bits, *dk.stride()[:4], *dv.stride()[:4], *strides,
+        described(v, ROWS), dk, dv, lse, delta, *values, *dk.stride()[:4], *dv.stride()[:4], *strides,
         heads_k, q.shape[1] // heads_k // splits, splits, planes, blocks, together, count,
         q.shape[2], k.shape[2], low, high, scale, DIM=q.shape[3], DIM_V=v.shape[3],
-        MASKED=kind(mask), LEFT=limits[0], RIGHT=limits[1], EXACT=q.dtype == torch.float16,
+        MASKED=mask.kind, LEFT=limits[0], RIGHT=limits[1], EXACT=q.dtype == torch.float16,
         STAGES=params["STAGES"], PAIRED=paired,
         num_warps=4, maxnreg=168,
     )  # fmt: skip

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from ._attention_hopper_tiles import AVAILABLE, ROWS, described, items
-from ._attention_masks import arguments, kind
+from ._attention_masks import Prepared
 
 if AVAILABLE:
     from ._attention_hopper_tiles import (
-        code_of,
+        bit_places,
         exponentials,
         gl,
         gluon,
@@ -31,6 +31,8 @@ if AVAILABLE:
         seen_alone,
         store_tile,
         turns,
+        visited,
+        visits,
         warpgroup_mma,
         warpgroup_mma_wait,
         work_tile,
@@ -38,7 +40,7 @@ if AVAILABLE:
 
     @gluon.jit
     def load_for_queries(
-        q_source, g_source, k_source, v_source, codes, q_tiles, g_tiles, k_tiles, v_tiles,
+        q_source, g_source, k_source, v_source, lists, q_tiles, g_tiles, k_tiles, v_tiles,
         own_ready, own_empty, ready, empty,
         heads, group, n_planes, n_blocks, together, n_items, n_k, low, high, c_b, c_h, c_m,
         BLOCK: gl.constexpr, MASKED: gl.constexpr, LEFT: gl.constexpr, RIGHT: gl.constexpr,
@@ -55,16 +57,16 @@ if AVAILABLE:
             mbarrier.wait(own_empty, (turn & 1) ^ 1)
             load_pair(q_source, g_source, q_tiles, g_tiles, 0, own_ready, batch, head, row)
             load_pair(q_source, g_source, q_tiles, g_tiles, 1, own_ready, batch, head, row + ROWS)
-            of_blocks = codes + batch.to(gl.int64) * c_b + head.to(gl.int64) * c_h + block.to(gl.int64) * c_m
-            for step in range(start, stop):
-                if code_of(of_blocks, step, MASKED) != 0:
-                    at = count % STAGES
-                    mbarrier.wait(empty.index(at), ((count // STAGES) & 1) ^ 1)
-                    load_pair(
-                        k_source, v_source, k_tiles, v_tiles, at, ready.index(at), batch, head // group,
-                        step * BLOCK,
-                    )  # fmt: skip
-                    count += 1
+            own = lists + batch.to(gl.int64) * c_b + head.to(gl.int64) * c_h + block.to(gl.int64) * c_m
+            for step in range(visits(own, start, stop, MASKED)):
+                block_n, _ = visited(own, step, start, MASKED)
+                at = count % STAGES
+                mbarrier.wait(empty.index(at), ((count // STAGES) & 1) ^ 1)
+                load_pair(
+                    k_source, v_source, k_tiles, v_tiles, at, ready.index(at), batch, head // group,
+                    block_n * BLOCK,
+                )  # fmt: skip
+                count += 1
 
     @gluon.jit
     def query_step(
@@ -78,9 +80,9 @@ if AVAILABLE:
         BLOCK: gl.constexpr = k_tiles.shape[3]
         at = count % STAGES
         bits = 0
-        if MASKED == 1:
-            bits = load_bits(words + col // 32, row, n_q, BLOCK, raw_layout)
         if MASKED == 2:
+            bits = load_bits(words, col, BLOCK)
+        if MASKED == 1:
             bits = load_bias(words + col, col, n_k, 0, raw_layout)[None, :]
         mbarrier.wait(ready.index(at), (count // STAGES) & 1)
         keys, values = rows_of(k_tiles, at), rows_of(v_tiles, at)
@@ -89,10 +91,10 @@ if AVAILABLE:
         dp = gl.zeros([M, BLOCK], gl.float32, raw_layout)
         dp = warpgroup_mma(grads, values.permute((1, 0)), dp, use_acc=False, is_async=True)
         raw = warpgroup_mma_wait(num_outstanding=1, deps=(raw,))
-        if MASKED == 1:
+        if MASKED == 2:
             if code == 1:
                 raw = masked_by(raw, bits)
-        if MASKED == 2:
+        if MASKED == 1:
             raw = gl.fma(raw, scale_2, bits)
         if edge:
             raw = seen_alone(raw, row, col, n_k, low, high, LEFT, RIGHT)
@@ -107,7 +109,7 @@ if AVAILABLE:
 
     @gluon.jit
     def query_gradient(
-        out, grad, dq, lse, delta, mask, codes, q_tiles, g_tiles, k_tiles, v_tiles, own_ready, own_empty,
+        out, grad, dq, lse, delta, mask, lists, q_tiles, g_tiles, k_tiles, v_tiles, own_ready, own_empty,
         ready, empty,
         o_b, o_h, o_n, g_b, g_h, g_n, dq_b, dq_h, dq_n, m_b, m_h, m_m, c_b, c_h, c_m,
         heads, n_planes, n_blocks, together, n_items, n_q, n_k, low, high, scale,
@@ -125,7 +127,7 @@ if AVAILABLE:
         load_layout: gl.constexpr = gl.BlockedLayout([1, 8], [32 // LANES, LANES], [4, 1], [1, 0])
         # With a bias scores are scaled before it is added.
         scale_2 = scale * 1.4426950408889634
-        factor = 1.0 if MASKED == 2 else scale_2
+        factor = 1.0 if MASKED == 1 else scale_2
         queries, grads = rows_of(q_tiles, PART), rows_of(g_tiles, PART)
         count = 0
         for turn in range(turns(n_items, PAIRED)):
@@ -150,27 +152,26 @@ if AVAILABLE:
 
             words = mask + batch.to(gl.int64) * m_b + head.to(gl.int64) * m_h
             if MASKED == 2:
+                words = bit_places(words, row, n_q, m_m, ROWS, BLOCK, raw_layout)
+            if MASKED == 1:
                 words += gl.arange(0, BLOCK, layout=gl.SliceLayout(0, raw_layout))
-            else:
-                words += i.to(gl.int64) * m_m
             acc = gl.zeros([ROWS, COLS], gl.float32, acc_layout)
             mbarrier.wait(own_ready, turn & 1)
-            of_blocks = codes + batch.to(gl.int64) * c_b + head.to(gl.int64) * c_h + block.to(gl.int64) * c_m
-            for step in range(start, stop):
-                code = code_of(of_blocks, step, MASKED)
-                if code != 0:
-                    acc = query_step(
-                        queries, grads, k_tiles, v_tiles, ready, empty, acc, row_lse, row_delta, count,
-                        (step < whole) | (step >= until), code, words, row, step * BLOCK, n_q, n_k, low, high,
-                        factor, scale_2, raw_layout, MASKED, LEFT, RIGHT, EXACT, STAGES,
-                    )  # fmt: skip
-                    count += 1
+            own = lists + batch.to(gl.int64) * c_b + head.to(gl.int64) * c_h + block.to(gl.int64) * c_m
+            for step in range(visits(own, start, stop, MASKED)):
+                block_n, code = visited(own, step, start, MASKED)
+                acc = query_step(
+                    queries, grads, k_tiles, v_tiles, ready, empty, acc, row_lse, row_delta, count,
+                    (block_n < whole) | (block_n >= until), code, words, row, block_n * BLOCK, n_q, n_k, low,
+                    high, factor, scale_2, raw_layout, MASKED, LEFT, RIGHT, EXACT, STAGES,
+                )  # fmt: skip
+                count += 1
             mbarrier.arrive(own_empty, count=1)
             store_tile(dq, acc * scale, batch, head, row, n_q, dq_b, dq_h, dq_n, DIM)
 
     @gluon.jit
     def query_gradient_kernel(
-        q, grad_source, k, v, out, grad, dq, lse, delta, mask, codes,
+        q, grad_source, k, v, out, grad, dq, lse, delta, mask, lists,
         o_b, o_h, o_n, g_b, g_h, g_n, dq_b, dq_h, dq_n, m_b, m_h, m_m, c_b, c_h, c_m,
         heads, group, n_planes, n_blocks, together, n_items, n_q, n_k, low, high, scale,
         DIM: gl.constexpr, DIM_V: gl.constexpr, MASKED: gl.constexpr, LEFT: gl.constexpr, RIGHT: gl.constexpr,
@@ -196,21 +197,21 @@ if AVAILABLE:
         gl.warp_specialize(
             [
                 (query_gradient, (
-                    out, grad, dq, lse, delta, mask, codes, q_tiles, g_tiles, k_tiles, v_tiles,
+                    out, grad, dq, lse, delta, mask, lists, q_tiles, g_tiles, k_tiles, v_tiles,
                     own_ready, own_empty, ready, empty, o_b, o_h, o_n, g_b, g_h, g_n, dq_b, dq_h, dq_n,
                     m_b, m_h, m_m, c_b, c_h, c_m,
                     heads, n_planes, n_blocks, together, n_items, n_q, n_k, low, high, scale,
                     DIM, DIM_V, MASKED, LEFT, RIGHT, EXACT, STAGES, PAIRED, 0,
                 )),
                 (query_gradient, (
-                    out, grad, dq, lse, delta, mask, codes, q_tiles, g_tiles, k_tiles, v_tiles,
+                    out, grad, dq, lse, delta, mask, lists, q_tiles, g_tiles, k_tiles, v_tiles,
                     own_ready, own_empty, ready, empty, o_b, o_h, o_n, g_b, g_h, g_n, dq_b, dq_h, dq_n,
                     m_b, m_h, m_m, c_b, c_h, c_m,
                     heads, n_planes, n_blocks, together, n_items, n_q, n_k, low, high, scale,
                     DIM, DIM_V, MASKED, LEFT, RIGHT, EXACT, STAGES, PAIRED, 1,
                 )),
                 (load_for_queries, (
-                    q, grad_source, k, v, codes, q_tiles, g_tiles, k_tiles, v_tiles,
+                    q, grad_source, k, v, lists, q_tiles, g_tiles, k_tiles, v_tiles,
                     own_ready, own_empty, ready, empty,
                     heads, group, n_planes, n_blocks, together, n_items, n_k, low, high,
                     c_b, c_h, c_m, BLOCK, MASKED, LEFT, RIGHT, STAGES, PAIRED,
@@ -223,20 +224,20 @@ if AVAILABLE:
 
 def launch_query_gradient(
     q: Tensor, k: Tensor, v: Tensor, out: Tensor, grad: Tensor, dq: Tensor, lse: Tensor, delta: Tensor,
-    mask: Tensor | None, scale: float, low: int, high: int, limits: tuple[bool, bool], together: int,
+    mask: Prepared, scale: float, low: int, high: int, limits: tuple[bool, bool], together: int,
     programs: int,
     params: Mapping[str, int],
 ) -> None:  # fmt: skip
     """Write dq and delta; arguments as `launch_forward` has them, `params` with BLOCK in keys."""
     blocks, planes = -(-q.shape[2] // (2 * ROWS)), q.shape[0] * q.shape[1]
     count, grid, paired = items(blocks, planes, programs, limits, params)
-    bits, strides = arguments(mask, 2 * ROWS, params["BLOCK"], lse)
+    values, strides = mask.arguments(2 * ROWS, params["BLOCK"], k.shape[2], low, high, limits, lse)
     query_gradient_kernel[(grid,)](
         described(q, ROWS), described(grad, ROWS), described(k, params["BLOCK"]),
         described(v, params["BLOCK"]), out, grad, dq, lse, delta,
-        *bits, *out.stride()[:3], *grad.stride()[:3], *dq.stride()[:3], *strides,
+        *values, *out.stride()[:3], *grad.stride()[:3], *dq.stride()[:3], *strides,
         q.shape[1], q.shape[1] // k.shape[1], planes, blocks, together, count, q.shape[2], k.shape[2],
-        low, high, scale, DIM=q.shape[3], DIM_V=v.shape[3], MASKED=kind(mask), LEFT=limits[0],
+        low, high, scale, DIM=q.shape[3], DIM_V=v.shape[3], MASKED=mask.kind, LEFT=limits[0],
         RIGHT=limits[1],
         EXACT=q.dtype == torch.float16, STAGES=params["STAGES"], PAIRED=paired, num_warps=4, maxnreg=168,
     )  # fmt: skip

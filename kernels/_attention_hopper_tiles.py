@@ -101,23 +101,56 @@ if AVAILABLE:
         return raw
 
     @gluon.jit
-    def code_of(codes, at, MASKED: gl.constexpr):
-        """Whether a mask hides all (0), some (1) or none (2) of a block."""
-        return gl.load(codes + at) if MASKED == 1 else 1
+    def visits(lists, start, stop, MASKED: gl.constexpr):
+        """Blocks to visit: those that a mask's list has, else all from start to stop."""
+        return gl.load(lists) if MASKED == 2 else stop - start
 
     @gluon.jit
-    def load_bits(words, row, end, BLOCK: gl.constexpr, layout: gl.constexpr):
-        """Of each score of a tile, the word that holds its bit; `words`: where those of the rows begin.
+    def visited(lists, step, start, MASKED: gl.constexpr):
+        """The block that comes at `step`, and whether a mask hides some (1) or none (2) of it."""
+        if MASKED == 2:
+            entry = gl.load(lists + 1 + step)
+            block, code = entry >> 2, entry & 3
+        else:
+            block, code = start + step, 1
+        return block, code
 
-        Which word that is, is known at compile time: a thread holds one register for each word of its rows.
+    @gluon.jit
+    def bit_places(words, row, end, stride, ROWS: gl.constexpr, BLOCK: gl.constexpr, layout: gl.constexpr):
+        """Where the bits of a tile's rows from `row` on are, [ROWS, 4]: one word of a row for each thread.
+
+        Rows from `end` on have the last one's: nothing comes of them.
         """
-        ROWS: gl.constexpr = words.shape[0]
-        inside = row + gl.arange(0, ROWS, layout=gl.SliceLayout(1, layout)) < end
-        j = gl.arange(0, BLOCK, layout=gl.SliceLayout(0, layout))[None, :]
-        bits = gl.load(words, mask=inside, other=0)[:, None]
-        for part in gl.static_range(1, BLOCK // 32):
-            bits = gl.where(j < 32 * part, bits, gl.load(words + part, mask=inside, other=0)[:, None])
+        tile = gl.zeros([ROWS, BLOCK], gl.float32, layout).reshape([ROWS, BLOCK // 8, 4, 2])
+        parts: gl.constexpr = tile.type.layout
+        own: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(3, parts))
+        rows = gl.minimum(row + gl.arange(0, ROWS, layout=gl.SliceLayout(1, own)), end - 1)
+        lanes = gl.arange(0, 4, layout=gl.SliceLayout(0, own))
+        return words + (rows.to(gl.int64) * stride)[:, None] + lanes[None, :]
+
+    @gluon.jit
+    def load_bits(places, col, BLOCK: gl.constexpr):
+        """The bits of the tile from column `col` on: of 128 columns four words a row, of 64 half of each."""
+        bits = gl.load(places + col // 128 * 4)
+        if BLOCK == 64:
+            bits = bits >> (col // 64 % 2 * 16)
         return bits
+
+    @gluon.jit
+    def masked_by(raw, bits):
+        """The scores whose bits are set, -inf elsewhere; which bit is whose is known at compile time."""
+        layout: gl.constexpr = raw.type.layout
+        ROWS: gl.constexpr = raw.shape[0]
+        BLOCK: gl.constexpr = raw.shape[1]
+        split = raw.reshape([ROWS, BLOCK // 8, 4, 2])
+        parts: gl.constexpr = split.type.layout
+        along: gl.constexpr = gl.SliceLayout(0, gl.SliceLayout(2, gl.SliceLayout(3, parts)))
+        within: gl.constexpr = gl.SliceLayout(0, gl.SliceLayout(1, gl.SliceLayout(2, parts)))
+        group = gl.arange(0, BLOCK // 8, layout=along)[None, :, None, None]
+        side = gl.arange(0, 2, layout=within)[None, None, None, :]
+        seen = (bits[:, None, :, None] & (1 << (group * 2 + side))) != 0
+        raw = gl.where(seen, split, float("-inf")).reshape([ROWS, BLOCK])
+        return gl.convert_layout(raw, layout)
 
     @gluon.jit
     def load_bias(where, first, end, AXIS: gl.constexpr, layout: gl.constexpr):
@@ -125,12 +158,6 @@ if AVAILABLE:
         SIZE: gl.constexpr = where.shape[0]
         j = first + gl.arange(0, SIZE, layout=gl.SliceLayout(AXIS, layout))
         return gl.load(where, mask=j < end, other=0.0)
-
-    @gluon.jit
-    def masked_by(raw, bits):
-        """The scores whose bits are set, -inf elsewhere."""
-        j = gl.arange(0, raw.shape[1], layout=gl.SliceLayout(0, raw.type.layout))[None, :]
-        return gl.where((bits & (1 << (j & 31))) != 0, raw, float("-inf"))
 
     @gluon.jit
     def load_pair(first, second, tiles, more_tiles, at, ready, batch, head, row):
@@ -202,7 +229,7 @@ def items(
 __all__ = ["AVAILABLE", "ROWS", "described", "items"]
 if AVAILABLE:
     __all__ += [
-        "code_of",
+        "bit_places",
         "exponentials",
         "gl",
         "gluon",
@@ -217,6 +244,8 @@ if AVAILABLE:
         "store_tile",
         "tma",
         "turns",
+        "visited",
+        "visits",
         "warpgroup_mma",
         "warpgroup_mma_wait",
         "work_tile",

@@ -1,143 +1,225 @@
-"""Bool masks of attention as bits, 32 keys (or queries) a word.
+"""Masks of attention made ready: bits for its kernels, and lists of the blocks of scores worth visiting.
 
 A byte for each score is an instruction and an address for each score in every head that the mask is broadcast
-to. As bits, a row's share of a tile of 128 keys is four words, and a mask that heads share stays in L2.
+to. As bits, a mask that heads share stays in L2, and a thread of a matrix product needs one word for the
+scores of a row that it holds, see `survey_kernel`. The mask is read once for that, and what is seen of each
+cell of 64 x 64 scores is noted; from it a list is made for each block of queries (or keys): which blocks of
+the other axis have anything to be seen, and whether they hide some of it.
 """
 
 import math
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from ._launch import cdiv, next_power_of_2
+from ._launch import cdiv
 from ._triton import tl, triton
 
-#: Words of a row are a multiple of this, so that tiles of up to 128 need no check; bits past the end are 0.
-_WORDS = 4
+#: What a kernel is told of a mask: nothing, numbers that are added for a key, or bits with lists of blocks.
+NOTHING, PER_KEY, BITS = 0, 1, 2
+#: Of a listed block: some of its scores are hidden, or none is.
+SOME, ALL = tl.constexpr(1), tl.constexpr(2)
+#: Rows and columns of a cell; every block of the kernels with roles is made of such.
+CELL = 64
+_CHUNK = tl.constexpr(128)
+#: Blocks that are listed at a time.
+_LISTED = 128
 
 
 @triton.jit
-def pack_kernel(
-    mask, words, stride_b, stride_h, stride_m, stride_n, heads, n_rows, n_cols, n_words,
-    ROWS: tl.constexpr, WORDS: tl.constexpr,
+def survey_kernel(
+    mask, words, cells, stride_b, stride_h, stride_m, stride_n, heads, n_rows, n_cols, chunks, down, across,
+    ROWS: tl.constexpr, COLS: tl.constexpr, PACK: tl.constexpr, SURVEY: tl.constexpr,
 ):  # fmt: skip
-    """words[row, w] has bit c where mask[row, 32 w + c] is true."""
-    across, down = tl.cdiv(n_words, WORDS), tl.cdiv(n_rows, ROWS)
+    """Bits of a mask's rows, and whether its cells of `ROWS` x `COLS` have seen (1) and hidden (2) scores.
+
+    In a product of matrix units, a thread has the columns 8 g + 2 t and 8 g + 2 t + 1 of its rows, t of 0
+    to 3 being its own. So word t of a row's chunk of 128 columns has those of t: column 8 g + 2 t + b as its
+    bit 2 g + b. Past the end all bits are 0.
+    """
     pid = tl.program_id(0)
-    part, rest = pid % across, pid // across
-    plane = rest // down
-    rows = rest % down * ROWS + tl.arange(0, ROWS)
-    cols = part * (WORDS * 32) + tl.arange(0, WORDS * 32)
+    chunk, rest = pid % chunks, pid // chunks
+    plane, part = rest // down, rest % down
+    rows, cols = part * ROWS + tl.arange(0, ROWS), chunk * _CHUNK + tl.arange(0, _CHUNK)
     source = mask + (plane // heads).to(tl.int64) * stride_b + (plane % heads).to(tl.int64) * stride_h
     where = rows[:, None].to(tl.int64) * stride_m + cols[None, :].to(tl.int64) * stride_n
     inside = (rows < n_rows)[:, None] & (cols < n_cols)[None, :]
-    seen = (tl.load(source + where, mask=inside, other=0) != 0).to(tl.int32).reshape(ROWS, WORDS, 32)
-    packed = tl.sum(seen << tl.arange(0, 32)[None, None, :], 2)
-    at = part * WORDS + tl.arange(0, WORDS)
-    target = words + (plane.to(tl.int64) * n_rows + rows[:, None]) * n_words + at[None, :]
-    tl.store(target, packed, mask=(rows < n_rows)[:, None] & (at < n_words)[None, :])
+    seen = (tl.load(source + where, mask=inside, other=0) != 0).to(tl.int32)
+    if PACK:
+        bit = 2 * tl.arange(0, 16)[:, None, None] + tl.arange(0, 2)[None, None, :]
+        own = tl.sum(tl.sum(seen.reshape(ROWS, 16, 4, 2) << bit[None, :, :, :], 3), 1)
+        at = (
+            (plane.to(tl.int64) * n_rows + rows[:, None]) * (chunks * 4)
+            + chunk * 4
+            + tl.arange(0, 4)[None, :]
+        )
+        tl.store(words + at, own, mask=(rows < n_rows)[:, None])
+    if SURVEY:
+        found = (seen | ((1 - seen) * 2)) * inside.to(tl.int32)
+        some = tl.max(tl.max((found & 1).reshape(ROWS, _CHUNK // COLS, COLS), 2), 0)
+        lacking = tl.max(tl.max((found & 2).reshape(ROWS, _CHUNK // COLS, COLS), 2), 0)
+        at = chunk * (_CHUNK // COLS) + tl.arange(0, _CHUNK // COLS)
+        tl.store(cells + (plane * down + part) * across + at, some | lacking, mask=at < across)
 
 
 @triton.jit
-def summary_kernel(
-    words, codes, stride_b, stride_h, stride_m, heads, n_rows, down, across, rows_a_block, words_a_block,
-    ROWS: tl.constexpr, WORDS: tl.constexpr,
+def list_kernel(
+    cells, lists, cells_b, cells_h, cells_own, cells_other, heads, n_own, n_other, n_blocks, size, block,
+    low, high, length,
+    OWN: tl.constexpr, OTHER: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr, LISTED: tl.constexpr,
 ):  # fmt: skip
-    """For each block of scores 0 where no bit is set, 2 where all are, 1 else."""
+    """For one block of `OWN` cells: how many blocks of `OTHER` cells to visit, then 4 x which + SOME or ALL.
+
+    Blocks outside of the window, as `key_blocks` gives it, are left out. At least one is listed.
+    """
     pid = tl.program_id(0)
-    plane, rest = pid // (down * across), pid % (down * across)
-    rows = rest // across * rows_a_block + tl.arange(0, ROWS)
-    at = rest % across * words_a_block + tl.arange(0, WORDS)
-    inside = (rows < tl.minimum((rest // across + 1) * rows_a_block, n_rows))[:, None] & (
-        tl.arange(0, WORDS) < words_a_block
-    )[None, :]
-    source = words + (plane // heads).to(tl.int64) * stride_b + (plane % heads).to(tl.int64) * stride_h
-    bits = tl.load(source + rows[:, None].to(tl.int64) * stride_m + at[None, :], mask=inside, other=0)
-    some = tl.max(tl.max((bits != 0).to(tl.int32), 1), 0)
-    lacking = tl.max(tl.max(((bits != -1) & inside).to(tl.int32), 1), 0)
-    tl.store(codes + pid, some * (2 - lacking))
+    plane, own = pid // n_blocks, pid % n_blocks
+    source = cells + (plane // heads).to(tl.int64) * cells_b + (plane % heads).to(tl.int64) * cells_h
+    row, start, stop = own * size, 0, tl.cdiv(length, block)
+    if RIGHT:
+        stop = tl.minimum(stop, tl.cdiv(tl.maximum(row + size + high, 1), block))
+    if LEFT:
+        start = tl.minimum(tl.maximum(row + low, 0) // block, stop - 1)
+    lists += pid.to(tl.int64) * (tl.cdiv(length, block) + 1)
+    count = pid * 0
+    for first in range(start, stop, LISTED):
+        at = first + tl.arange(0, LISTED)
+        found = tl.zeros([LISTED], tl.int32)
+        for i in tl.static_range(OWN):
+            for j in tl.static_range(OTHER):
+                there = (own * OWN + i < n_own) & (at * OTHER + j < n_other) & (at < stop)
+                place = (own * OWN + i) * cells_own + (at * OTHER + j) * cells_other
+                found |= tl.load(source + place, mask=there, other=0)
+        visited = found & 1
+        code = tl.where(found == 1, ALL, SOME)
+        tl.store(lists + count + tl.cumsum(visited, 0), at * 4 + code, mask=visited != 0)
+        count += tl.sum(visited, 0)
+    if count == 0:
+        tl.store(lists + 1, (stop - 1) * 4 + SOME)
+    tl.store(lists, tl.maximum(count, 1))
 
 
-def summarised(words: Tensor, rows: int, block: int) -> Tensor:
-    """Which blocks of a packed mask hide all, some or none of their scores: 0, 1, 2.
-
-    Args:
-        words: as `packed` gives them.
-        rows: of a block.
-        block: columns of a block, a multiple of 32 that divides 128.
-
-    Returns:
-        (batch, heads, blocks of rows, blocks of columns) int32, expanded as the mask is.
-    """
-    batch, heads, n_rows, count = words.shape
-    own = words[tuple(slice(0, 1) if words.stride(d) == 0 else slice(None) for d in range(3))]
-    down, across = cdiv(own.shape[2], rows), count * 32 // block
-    codes = torch.empty((*own.shape[:2], down, across), dtype=torch.int32, device=words.device)
-    summary_kernel[(codes.numel(),)](
-        own, codes, *own.stride()[:3], own.shape[1], own.shape[2], down, across, rows, block // 32,
-        ROWS=next_power_of_2(rows), WORDS=block // 32, num_warps=4,
-    )  # fmt: skip
-    return codes.expand(batch, heads, cdiv(n_rows, rows), across)
+def _own(x: Tensor, dims: int) -> Tensor:
+    """`x` without its copies: expanded dimensions, of the first `dims`, are of size 1."""
+    return x[tuple(slice(0, 1) if x.stride(d) == 0 else slice(None) for d in range(dims))]
 
 
-def packed(mask: Tensor, transposed: bool = False) -> Tensor:
-    """A mask's bits along its keys, or, `transposed`, along its queries.
+def surveyed(
+    mask: Tensor, rows: int = CELL, cols: int = CELL, *, pack: bool = False, survey: bool = True
+) -> tuple[Tensor, Tensor]:
+    """A mask's bits and what is seen of its cells; nothing is made of what is not asked for.
 
     Args:
-        mask: (batch, heads, queries, keys), bool; expanded dimensions are packed once.
-        transposed: whether the result's rows are keys.
+        mask: (batch, heads, rows, columns), bool; expanded dimensions are read once.
+        rows: of a cell, a power of two.
+        cols: of a cell, a power of two up to 128.
+        pack: whether bits are wanted.
+        survey: whether cells are.
 
     Returns:
-        (batch, heads, queries or keys, words) int32, expanded as the mask is.
+        (batch, heads, rows, words) and (batch, heads, rows of cells, columns of cells), both int32 and
+        expanded as the mask is.
     """
-    if transposed:
-        mask = mask.transpose(2, 3)
-    batch, heads, rows, cols = mask.shape
-    own = mask[tuple(slice(0, 1) if mask.stride(d) == 0 else slice(None) for d in range(3))]
-    count = cdiv(cols, 32 * _WORDS) * _WORDS
-    words = torch.empty((*own.shape[:3], count), dtype=torch.int32, device=mask.device)
-    tile_rows, tile_words = (32, 4) if own.stride(3) == 1 else (128, 1)
-    grid = own.shape[0] * own.shape[1] * cdiv(own.shape[2], tile_rows) * cdiv(count, tile_words)
-    pack_kernel[(grid,)](
-        own.view(torch.uint8), words, *own.stride(), own.shape[1], own.shape[2], cols, count,
-        ROWS=tile_rows, WORDS=tile_words, num_warps=4,
+    batch, heads, n_rows, n_cols = mask.shape
+    own = _own(mask, 3)
+    chunks, down, across = cdiv(n_cols, 128), cdiv(own.shape[2], rows), cdiv(n_cols, cols)
+    words = torch.empty((*own.shape[:3], 4 * chunks if pack else 0), dtype=torch.int32, device=mask.device)
+    shape = (*own.shape[:2], down, across) if survey else (0, 0, 0, 0)
+    cells = torch.empty(shape, dtype=torch.int32, device=mask.device)
+    survey_kernel[(own.shape[0] * own.shape[1] * down * chunks,)](
+        own.view(torch.uint8), words, cells, *own.stride(), own.shape[1], own.shape[2], n_cols, chunks, down,
+        across, ROWS=rows, COLS=cols, PACK=pack, SURVEY=survey, num_warps=4,
     )  # fmt: skip
-    return words.expand(batch, heads, rows, count)
+    words = words.expand(batch, heads, n_rows, words.shape[3])
+    return words, cells.expand(batch, heads, cdiv(n_rows, rows), across) if survey else cells
 
 
-#: What a kernel is told of a mask: nothing, bits of packed scores, or numbers that are added for a key.
-NOTHING, BITS, PER_KEY = 0, 1, 2
+def listed(
+    cells: Tensor, own: int, other: int, size: int, block: int, length: int, low: int, high: int,
+    limits: tuple[bool, bool],
+) -> Tensor:  # fmt: skip
+    """For each block of rows the blocks of columns to visit.
+
+    Args:
+        cells: (batch, heads, rows, columns) of them, as `surveyed` gives them, or with the last two swapped.
+        own: cells to a block of rows.
+        other: cells to a block of columns.
+        size: rows of a block.
+        block: columns of a block.
+        length: columns in all.
+        low: column j is visited by row i only if ``j - i >= low``, if the first of `limits` is set.
+        high: and only if ``j - i <= high``, if the second is.
+        limits: which of the two hold.
+
+    Returns:
+        (batch, heads, blocks of rows, 1 + blocks of columns) int32, expanded as the cells are: how many, then
+        4 x which + SOME or ALL.
+    """
+    batch, heads, down, across = cells.shape
+    per_plane = _own(cells, 2)
+    blocks = cdiv(down, own)
+    lists = torch.empty(
+        (*per_plane.shape[:2], blocks, cdiv(length, block) + 1), dtype=torch.int32, device=cells.device
+    )
+    list_kernel[(lists[..., 0].numel(),)](
+        per_plane, lists, *per_plane.stride(), per_plane.shape[1], down, across, blocks, size, block, low,
+        high, length, OWN=own, OTHER=other, LEFT=limits[0], RIGHT=limits[1], LISTED=_LISTED, num_warps=1,
+    )  # fmt: skip
+    return lists.expand(batch, heads, *lists.shape[2:])
 
 
-def prepared(bias: Tensor | None, transposed: bool = False) -> Tensor | None:
+@dataclass(frozen=True)
+class Prepared:
+    """A mask as the kernels with roles take it.
+
+    Attributes:
+        kind: NOTHING, PER_KEY or BITS.
+        values: bits, or (batch, heads, keys) fp32 in base-2 units, expanded as the mask is; None for nothing.
+        cells: of bits, rows of cells along the rows of the bits.
+    """
+
+    kind: int
+    values: Tensor | None = None
+    cells: Tensor | None = None
+
+    def arguments(
+        self, rows: int, block: int, length: int, low: int, high: int, limits: tuple[bool, bool],
+        stand_in: Tensor,
+    ) -> tuple[tuple[Tensor, Tensor], tuple[int, ...]]:  # fmt: skip
+        """What a kernel is given of a mask and of its lists, then their strides; `stand_in` if none.
+
+        Args:
+            rows: of the blocks that programs own.
+            block: columns of those that they visit.
+            length, low, high, limits: as `listed` takes them.
+            stand_in: any tensor.
+        """
+        if self.values is None:
+            return (stand_in, stand_in), (0,) * 6
+        if self.cells is None:
+            return (self.values, self.values), (*self.values.stride(), 0, 0, 0)
+        lists = listed(
+            self.cells, rows // CELL, block // CELL, rows, block, length, low, high, limits
+        )  # fmt: skip
+        return (self.values, lists), (*self.values.stride()[:3], *lists.stride()[:3])
+
+
+def prepared(bias: Tensor | None, transposed: bool = False, cells: Tensor | None = None) -> Prepared:
     """A mask as the kernels with roles take it.
 
     Args:
         bias: (batch, heads, queries, keys), expanded; bool, or added and the same for all queries.
-        transposed: whether bits are to lie along queries.
-
-    Returns:
-        Packed bits, or (batch, heads, keys) fp32 in base-2 units, expanded as the bias is.
+        transposed: whether rows are to be keys.
+        cells: of what was prepared before, not transposed.
     """
-    if bias is None or bias.dtype == torch.bool:
-        return None if bias is None else packed(bias, transposed)
+    if bias is None:
+        return Prepared(NOTHING)
+    if bias.dtype == torch.bool:
+        words, found = surveyed(bias.transpose(2, 3) if transposed else bias, pack=True, survey=cells is None)
+        return Prepared(BITS, words, found if cells is None else cells.transpose(2, 3))
     batch, heads, _, keys = bias.shape
-    own = bias[tuple(slice(0, 1) if bias.stride(d) == 0 else slice(None) for d in range(2))][:, :, 0]
-    return (own.to(torch.float32) * math.log2(math.e)).contiguous().expand(batch, heads, keys)
-
-
-def kind(mask: Tensor | None) -> int:
-    """Of a mask as `prepared` gives it."""
-    return NOTHING if mask is None else BITS if mask.dtype == torch.int32 else PER_KEY
-
-
-def arguments(
-    mask: Tensor | None, rows: int, block: int, stand_in: Tensor
-) -> tuple[tuple[Tensor, Tensor], tuple[int, ...]]:
-    """What a kernel is given of a mask and of the codes of its blocks, then their strides; or anything."""
-    if mask is None:
-        return (stand_in, stand_in), (0,) * 6
-    if kind(mask) == PER_KEY:
-        return (mask, mask), (*mask.stride(), 0, 0, 0)
-    codes = summarised(mask, rows, block)
-    return (mask, codes), (*mask.stride()[:3], *codes.stride()[:3])
+    own = _own(bias, 2)[:, :, 0]
+    return Prepared(
+        PER_KEY, (own.to(torch.float32) * math.log2(math.e)).contiguous().expand(batch, heads, keys)
+    )

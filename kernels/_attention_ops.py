@@ -182,10 +182,11 @@ def attention_gradient_op(
     window = (scale, shift - left, shift + right, (left >= 0, right >= 0))
     processors = sm_count(q.device)
 
-    planes = batch * heads
+    planes, cells = batch * heads, None
     together = _together(q, k, v, planes, heads // heads_k)
     if params := _roles(QUERY_GRADIENT, options, q, k, v, grad):
         mask = prepared(bias)
+        cells = mask.cells
         launch_query_gradient(q, k, v, out, grad, dq, lse, delta, mask, *window, together, processors, params)
     else:
         params = QUERY_GRADIENT.pick(q, options)
@@ -211,7 +212,7 @@ def attention_gradient_op(
     part_k = dk[None] if splits == 1 else dk.new_empty((splits, *dk.shape), dtype=torch.float32)
     part_v = dv[None] if splits == 1 else dv.new_empty((splits, *dv.shape), dtype=torch.float32)
     if by_role:
-        mask = prepared(bias, transposed=True)
+        mask = prepared(bias, transposed=True, cells=cells)
         launch_key_gradient(
             q, k, v, grad, part_k, part_v, lse, delta, mask, *window, together, processors, by_role
         )

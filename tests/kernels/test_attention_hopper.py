@@ -9,6 +9,7 @@ from advisor.kernels import _attention_hopper_keys as keys
 from advisor.kernels import _attention_hopper_queries as queries
 from advisor.kernels import _attention_hopper_tiles as tiles
 from advisor.kernels import _attention_launch as launch
+from advisor.kernels import _attention_masks as masks
 from advisor.kernels import _attention_ops as ops
 from advisor.kernels._triton import INTERPRETED
 from advisor.kernels.attention import attention, attention_reference
@@ -180,27 +181,90 @@ def test_a_bias_that_all_queries_share_is_added(by_roles, shape):
     _check(150, 170, batch=2, heads=2, heads_k=1, mask=bias, causal=True)
 
 
+def _documents(n, length=128):
+    at = torch.arange(n) // length
+    return at[:, None] == at
+
+
+def _open_but_for_one(n):
+    mask = torch.ones(n, n, dtype=torch.bool)
+    mask[n - 10, 3] = False
+    return mask
+
+
+def _one_key_each(n):
+    mask = torch.zeros(n, n, dtype=torch.bool)
+    mask[torch.arange(n), (torch.arange(n) * 67) % n] = True
+    return mask
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(
+    "mask",
+    [_documents(400), _documents(400, 129), _documents(400).flip(0), _open_but_for_one(400)],
+    ids=["documents", "off_by_one", "turned", "open"],
+)
+def test_blocks_that_a_mask_hides_change_no_bit_by_being_left_out(by_roles, monkeypatch, mask, causal):
+    # GIVEN a mask that leaves each query a key, itself where it must be
+    mask = mask | torch.eye(400, dtype=torch.bool) if causal else mask
+    torch.manual_seed(0)
+    leaves = [torch.randn(1, 2, 400, 64).to(torch.float16).requires_grad_() for _ in range(3)]
+
+    def results():
+        out = attention(*leaves, mask, causal=causal)
+        return out, *torch.autograd.grad(out, leaves, torch.ones_like(out))
+
+    left_out = results()
+    # WHEN every block is visited, and masked
+    listed = masks.listed
+    monkeypatch.setattr(masks, "listed", lambda cells, *rest: listed(torch.full_like(cells, 3), *rest))
+    # THEN nothing differs
+    assert all(map(torch.equal, left_out, results()))
+    _check(400, 400, mask=mask, causal=causal)
+
+
+def test_a_single_key_for_each_query_is_found(by_roles):
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(1, 1, 200, 64).to(torch.float16) for _ in range(3))
+    mask = _one_key_each(200)
+    out = attention(q.requires_grad_(), k, v, mask)
+    out.sum().backward()
+    assert torch.equal(out[0, 0], v[0, 0][mask.int().argmax(1)])
+
+
+def test_blocks_of_queries_that_see_no_key_are_zero(by_roles):
+    mask = _documents(400) & (torch.arange(400) < 128)
+    q, k, v = (torch.randn(1, 2, 400, 64).to(torch.float16).requires_grad_() for _ in range(3))
+    out = attention(q, k, v, mask)
+    out.sum().backward()
+    assert not out[:, :, 128:].any()
+    assert not any(x.grad[:, :, 128:].any() for x in (q, k, v))
+    assert all(x.grad[:, :, :128].any() for x in (q, k, v))
+
+
 @pytest.mark.parametrize("causal", [False, True])
 def test_blocks_that_a_mask_hides_are_not_loaded(by_roles, monkeypatch, causal):
-    # GIVEN sequences of 128 that do not see each other, the last of them open but for one score
-    at = torch.arange(400) // 128
-    mask = at[:, None] == at
-    mask[300:, :] = True
-    mask[390, 3] = False
-    loaded = []
+    # GIVEN sequences of 128 that do not see each other, and blocks of 128 queries and 64 keys
+    loaded = {"forward": 0, "gradients": 0}
     copy = gluon_stand_in.copy_tile
-    for module in (tiles, forward):
-        monkeypatch.setattr(
-            module,
-            "tma",
-            SimpleNamespace(async_copy_global_to_shared=lambda *a: (loaded.append(a), copy(*a))),
-        )
-    # WHEN attention runs with the mask, and as often without
-    _check(400, 400, mask=mask, causal=causal)
-    with_mask = len(loaded)
-    _check(400, 400, causal=causal)
-    # THEN fewer tiles are loaded
-    assert with_mask < (0.95 if causal else 0.75) * (len(loaded) - with_mask)
+
+    def counted(name):
+        def load(*arguments):
+            loaded[name] += 1
+            return copy(*arguments)
+
+        return SimpleNamespace(async_copy_global_to_shared=load)
+
+    monkeypatch.setattr(forward, "tma", counted("forward"))
+    monkeypatch.setattr(tiles, "tma", counted("gradients"))
+    # WHEN attention runs with them as a mask
+    q, k, v = (torch.randn(1, 1, 512, 64).to(torch.float16).requires_grad_() for _ in range(3))
+    out = attention(q, k, v, _documents(512), causal=causal)
+    # THEN each of the four blocks of queries loads itself, in two halves, and two blocks of keys and values
+    assert loaded["forward"] == 4 * (2 + 2 * 2)
+    out.sum().backward()
+    # and the gradients' too, with the output's gradient beside q, and the same for blocks of keys
+    assert loaded["gradients"] == 2 * 4 * (2 * 2 + 2 * 2)
 
 
 # Not in the quick subset: a kernel that waits for ever would take the rest of it along.
