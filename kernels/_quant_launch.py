@@ -4,7 +4,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ._device import sm_count
+from . import _quant_stream
+from ._device import architecture, sm_count
 from ._launch import LaunchTable, cdiv
 from ._quant_format import BLOCK, blocks_of
 from ._quant_kernels import _dequantize_kernel, _gemv_kernel, _split_kernel, _tile_kernel
@@ -43,6 +44,17 @@ SPLIT = LaunchTable(
         "interpreter": [(None, {"ROWS": 32, "WARPS": 2, "BLOCKS": 1, "STAGES": 2})],
     },
 )
+#: Size: rows of W. The limit on registers lets two programs share a multiprocessor; where a block has several
+#: scales, zero points or twice the words, programs have 16 rows and no limit.
+STREAM = LaunchTable(
+    "quant_stream",
+    {
+        "default": [(None, {"ROWS": 32, "AHEAD": 1, "num_warps": 8})],
+        "sm_90": [(None, {"ROWS": 32, "AHEAD": 2, "num_warps": 8, "maxnreg": 128})],
+    },
+)
+#: The most columns of x for the stream kernel, which keeps all of them in shared memory.
+STREAM_COLUMNS = 32768
 #: Size: rows of x.
 TILE = LaunchTable(
     "quant_tile",
@@ -126,6 +138,36 @@ def launch_split(
     _split_kernel[(x_blocks * cdiv(n_out, params["ROWS"]),)](
         x, packed, scale, zero, bias, y, n_rows, n_out, n_blocks, x.stride(0),
         BITS=bits, GROUPS=_groups(scale, bits, n_blocks), X_ROWS=x_rows, num_warps=params["WARPS"], **params,
+    )  # fmt: skip
+
+
+def streams(x: Tensor) -> bool:
+    """Whether `launch_stream` takes x (rows, in): one row of 16 bits, on a GPU that it was written for."""
+    return (
+        _quant_stream.AVAILABLE
+        and x.shape[0] == 1
+        and x.shape[1] <= STREAM_COLUMNS
+        and x.dtype in (torch.float16, torch.bfloat16)
+        and architecture(x.device) in STREAM.rows
+    )
+
+
+def launch_stream(
+    x: Tensor, packed: Tensor, scale: Tensor, zero: Tensor | None, bias: Tensor | None, y: Tensor, bits: int
+) -> None:
+    """One row of 16-bit x (1, in) on the matrix units, W through registers alone, into y (1, out)."""
+    x = _whole_blocks(x)
+    # Read two columns at a time.
+    x = x if x.data_ptr() % 4 == 0 else x.clone()
+    n_out, n_blocks = packed.shape[0], x.shape[1] // BLOCK
+    params, groups = dict(STREAM.pick(n_out, x.device)), _groups(scale, bits, n_blocks)
+    if bits == 8 or groups > 1 or zero is not None:
+        params["ROWS"] = 16
+        params.pop("maxnreg", None)
+    params["ROWS"] = _rows(params["ROWS"], 1, n_out, 16, x.device)
+    _quant_stream.stream_kernel[(cdiv(n_out, params["ROWS"]),)](
+        x, packed, scale, zero, bias, y, n_out, n_blocks, BITS=bits, GROUPS=groups,
+        STEPS=cdiv(n_blocks, params["num_warps"] * params["AHEAD"]), **params,
     )  # fmt: skip
 
 

@@ -7,8 +7,10 @@ With W = s (q - z), see `_quant_format`, and x (rows, in):
 The weight is frozen: there is no gradient for it, its scales or zero points. Compulsory bytes: packed words,
 scales and zero points once (a quarter to a half of the 16-bit weight), x and y.
 
-Four ways, by the rows of x:
+Five ways, by the rows of x:
 
+- One row of 16-bit x, on a GPU for which it was written (`STREAM_ROWS`): the words of W go from memory to the
+  registers in which the matrix units take them, `_quant_stream`.
 - 16-bit x up to `SPLIT_ROWS`, on the matrix units: an element becomes a 16-bit number exactly, without a
   conversion, and the scale multiplies a group's sum in fp32. The warps of a program take turns in the blocks
   of a row, and their sums are added in a fixed order at its end: no atomics, no second launch, bit-equal from
@@ -43,7 +45,15 @@ from ._quant_format import (
     quantize_int8,
     words_of,
 )
-from ._quant_launch import SPLIT_ROWS, launch_dequantize, launch_gemv, launch_split, launch_tile
+from ._quant_launch import (
+    SPLIT_ROWS,
+    launch_dequantize,
+    launch_gemv,
+    launch_split,
+    launch_stream,
+    launch_tile,
+    streams,
+)
 
 FAMILY = Family(
     what="linear layers with int4 or int8 weights, for few rows of x as in decoding",
@@ -61,6 +71,9 @@ __all__ = [
 
 #: The most rows of fp32 x for the plain units: beyond, unpacking once and PyTorch's product are faster.
 GEMV_ROWS = 8
+#: The most rows of 16-bit x, 0 or 1, for the kernel whose words of W go straight to registers: 0 until it has
+#: been timed.
+STREAM_ROWS = 0
 #: The most rows of 16-bit x for the matrix units here, with the same beyond.
 TILE_ROWS = 256
 
@@ -120,6 +133,8 @@ def forward_op(
     rows = x.shape[0]
     if x.dtype == torch.float32:
         launch = launch_gemv if rows <= GEMV_ROWS else None
+    elif rows <= STREAM_ROWS and streams(x):
+        launch = launch_stream
     elif rows <= SPLIT_ROWS:
         launch = launch_split
     else:

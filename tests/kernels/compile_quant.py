@@ -1,8 +1,10 @@
 """Compiles the weight-only products for sm_90.
 
 A line each: name, bits, rows of x that a program takes, bytes spilled, matrix instructions, asynchronous
-copies of 16 bytes, shared memory.
+copies of 16 bytes, shared memory, loads of 16 bytes to registers, registers.
 """
+
+import re
 
 import torch
 
@@ -25,12 +27,34 @@ def main() -> None:
         scale = torch.empty(256 if bits == 4 else 1, 8192)
         zero = torch.empty(scale.shape, dtype=torch.uint8) if bits == 4 and rows != 1 else None
         launch(x, packed, scale, zero, None, y, bits)
+    stream()
     for ptx, (name, kernel, note) in compiled.kernels.items():
-        _, spilled = aot._assembled(ptx, 90)
+        registers, spilled = aot._assembled(ptx, 90)
         found = dict(part.split("=") for part in note.split(", "))
         matrix = ptx.count("mma.sync") + ptx.count("wgmma.mma_async")
         copies = ptx.count("cp.async.cg.shared.global")
-        print(name, found["BITS"], found["X_ROWS"], spilled, matrix, copies, kernel.metadata.shared)
+        loads = len(re.findall(r"ld\.global[\w.:]*\.v4\.b32", ptx))
+        x_rows = found.get("X_ROWS", 1)
+        print(
+            name, found["BITS"], x_rows, spilled, matrix, copies, kernel.metadata.shared, loads, registers
+        )  # fmt: skip
+
+
+def stream() -> None:
+    """One row of x with all that can come with a weight, and with the sizes that are to be fast."""
+    from advisor.kernels import _quant_launch as launches
+    from advisor.kernels import _quant_stream
+
+    if not _quant_stream.AVAILABLE:
+        return
+    for bits, group, zeros, scales in (
+        (4, 128, False, torch.bfloat16), (4, 32, True, torch.float32), (8, 8192, False, torch.bfloat16),
+    ):  # fmt: skip
+        x, y = (torch.empty(1, 8192, dtype=torch.bfloat16) for _ in range(2))
+        packed = torch.empty(8192, 256 * bits, dtype=torch.int32)
+        scale = torch.empty(8192 // group, 8192, dtype=scales)
+        zero = torch.empty(scale.shape, dtype=torch.uint8) if zeros else None
+        launches.launch_stream(x, packed, scale, zero, None, y, bits)
 
 
 if __name__ == "__main__":

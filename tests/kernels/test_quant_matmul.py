@@ -16,6 +16,7 @@ from advisor.kernels import _quant_launch as launches
 from advisor.kernels import _quant_unpack as unpack
 from advisor.kernels import quant_matmul as qm
 from advisor.kernels._device import UnsupportedError
+from advisor.kernels._quant_stream import AVAILABLE
 from advisor.kernels._triton import tl
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -76,7 +77,7 @@ def test_every_way_is_taken_and_right_at_any_number_of_rows(
     device, monkeypatch, way, limit, rows, dtype, form, poisoned
 ):
     # GIVEN only one way open, and more rows than one program of it takes
-    for name in ("GEMV_ROWS", "SPLIT_ROWS", "TILE_ROWS"):
+    for name in ("GEMV_ROWS", "STREAM_ROWS", "SPLIT_ROWS", "TILE_ROWS"):
         monkeypatch.setattr(qm, name, 999 if name == limit else 0)
     taken = []
     for name in ("launch_gemv", "launch_split", "launch_tile", "launch_dequantize"):
@@ -484,10 +485,21 @@ def test_the_kernels_compile_for_hopper_with_matrix_instructions_and_16_byte_cop
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
     lines = [line.split() for line in done.stdout.splitlines()]
+    streamed = [line for line in lines if line[0] == "stream_kernel"]
+    assert len(streamed) == 3 * AVAILABLE
+    for *_, spilled, matrix, copies, _, loads, registers in streamed:
+        # Words go from memory to registers, 16 bytes at a time, and stay there.
+        assert (int(spilled), int(copies)) == (0, 0)
+        assert int(matrix) > 0
+        assert int(loads) >= 8
+        assert int(registers) <= 255
+    # Two programs of 256 threads share a multiprocessor, but where there are four scales and zero points.
+    assert all(int(line[-1]) <= 128 for line in streamed[::2])
+    lines = [line for line in lines if line not in streamed]
     assert {(name, bits) for name, bits, *_ in lines} == {
         (name, bits) for name in ("_split_kernel", "_tile_kernel") for bits in ("4", "8")
     }
-    for name, _, x_rows, spilled, matrix, copies, shared in lines:
+    for name, _, x_rows, spilled, matrix, copies, shared, *_ in lines:
         assert int(matrix) > 0, f"{name}: products without matrix instructions"
         assert int(copies) > 0, f"{name}: tiles do not come in asynchronous copies of 16 bytes"
         assert int(shared) <= 227 << 10
