@@ -45,12 +45,20 @@ SPLIT = LaunchTable(
     },
 )
 #: Size: rows of W. The limit on registers lets two programs share a multiprocessor; where a block has several
-#: scales, zero points or twice the words, programs have 16 rows and no limit.
+#: scales or zero points, programs have 16 rows and no limit.
 STREAM = LaunchTable(
     "quant_stream",
     {
         "default": [(None, {"ROWS": 32, "AHEAD": 1, "num_warps": 8})],
         "sm_90": [(None, {"ROWS": 32, "AHEAD": 2, "num_warps": 8, "maxnreg": 128})],
+    },
+)
+#: Size: rows of W. A block has twice the words.
+STREAM_INT8 = LaunchTable(
+    "quant_stream_int8",
+    {
+        "default": [(None, {"ROWS": 16, "AHEAD": 1, "num_warps": 8})],
+        "sm_90": [(None, {"ROWS": 16, "AHEAD": 2, "num_warps": 8})],
     },
 )
 #: The most columns of x for the stream kernel, which keeps all of them in shared memory.
@@ -160,8 +168,9 @@ def launch_stream(
     # Read two columns at a time.
     x = x if x.data_ptr() % 4 == 0 else x.clone()
     n_out, n_blocks = packed.shape[0], x.shape[1] // BLOCK
-    params, groups = dict(STREAM.pick(n_out, x.device)), _groups(scale, bits, n_blocks)
-    if bits == 8 or groups > 1 or zero is not None:
+    params = dict((STREAM_INT8 if bits == 8 else STREAM).pick(n_out, x.device))
+    groups = _groups(scale, bits, n_blocks)
+    if groups > 1 or zero is not None:
         params["ROWS"] = 16
         params.pop("maxnreg", None)
     params["ROWS"] = _rows(params["ROWS"], 1, n_out, 16, x.device)

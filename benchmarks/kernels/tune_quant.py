@@ -1,41 +1,85 @@
-"""Times launch parameters of the weight-only products on this GPU, each checked against the reference first.
+"""Times ways and launch parameters of the weight-only products on this GPU, in both clocks.
 
-    python -m benchmarks.kernels.tune_quant [--rows 1 8 16] [--budget-s 60]
+    python -m benchmarks.kernels.tune_quant [--rows 1 16] [--budget-s 90] [--output FILE]
 
-Prints what `SPLIT` of `kernels/_quant_launch.py` may take over for this architecture: the times of two int4
-weights for each candidate, and for the best three those of int8 too, with the share of the copy bandwidth.
-The other kernels' times beside them tell where the limits of `kernels/quant_matmul.py` belong. A candidate
-costs a second or two to compile; the likeliest come first.
+For each weight: every candidate row of the split kernel's table and, for one row of x, of the stream kernel's
+(`kernels/_quant_launch.py`), beside bf16's `F.linear` and PyTorch's packed product, all in turns. A
+candidate's result is held to the reference first. The fastest come first; what wins may go into the table
+under the architecture's name. A weight of one block a row tells what a call costs that has next to nothing to
+do. Candidates are compiled side by side.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import multiprocessing
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
 from functools import partial
+from pathlib import Path
+from typing import Any
 
 import torch
 from advisor.kernels import _quant_launch as launches
 from advisor.kernels._device import architecture
-from advisor.kernels.bench.quant_matmul import random_weight
-from advisor.kernels.bench.timing import copy_bandwidth, median_ms
+from advisor.kernels._launch import LaunchTable
+from advisor.kernels.bench.quant_matmul import random_weight, rivals
+from advisor.kernels.bench.timing import Call, both_clocks_ms, copy_bandwidth
 from advisor.kernels.quant_matmul import QuantizedWeight, weight_only_linear_reference
 
+Row = dict[str, int]
+
 #: Rows of W a program, warps, blocks a warp and step, stages.
-FEW = [
-    (32, 8, 1, 4), (16, 4, 1, 5), (16, 8, 1, 4), (64, 8, 1, 4), (32, 4, 1, 5), (32, 8, 1, 3), (16, 8, 1, 3),
-    (16, 4, 2, 3), (64, 16, 1, 3), (32, 4, 1, 7), (64, 8, 1, 3), (16, 4, 1, 7), (16, 2, 2, 4), (64, 4, 1, 6),
+SPLIT_ONE = [
+    (32, 8, 1, 4), (32, 4, 1, 5), (64, 8, 1, 3), (32, 8, 1, 3), (16, 4, 1, 5), (16, 8, 1, 4), (16, 4, 2, 3),
 ]  # fmt: skip
-MANY = [
-    (64, 8, 1, 4), (32, 8, 1, 4), (64, 4, 1, 5), (64, 4, 1, 4), (64, 8, 1, 3), (32, 4, 1, 5), (32, 8, 1, 3),
-    (64, 4, 2, 3), (16, 8, 1, 4), (128, 4, 1, 4), (32, 16, 1, 3), (16, 4, 1, 5),
+SPLIT_MANY = [
+    (64, 8, 1, 4), (64, 4, 2, 3), (64, 8, 1, 3), (64, 4, 1, 4), (32, 8, 1, 3), (64, 4, 1, 5), (128, 4, 1, 4),
 ]  # fmt: skip
-#: Out and columns.
-INT4, INT8 = [(8192, 8192), (4096, 14336)], [(8192, 8192)]
+#: Rows of W a program, blocks a warp and step, warps, and a limit on registers or none.
+STREAM = [
+    (32, 2, 8, 128), (16, 2, 8), (32, 1, 8), (16, 4, 8, 128), (16, 1, 8, 64), (16, 2, 16, 64),
+    (32, 2, 4, 128), (16, 4, 4), (32, 4, 8), (32, 1, 16, 64), (32, 4, 4), (16, 2, 4),
+]  # fmt: skip
+STREAM_INT8 = [(16, 2, 8), (16, 1, 8), (16, 2, 16, 64), (32, 1, 8, 128), (16, 4, 8), (16, 2, 4)]
+#: Out, columns and bits; the last for the cost of a call with next to nothing to do.
+WEIGHTS = [(8192, 8192, 4), (4096, 14336, 4), (4096, 4096, 4), (8192, 8192, 8), (8192, 128, 4)]
 #: Enough sets that the cache holds none when its turn comes again.
 SETS = 7
+#: Of the norm of the difference to the reference over that of the reference: bf16's rounding is 2e-3.
+MOST_APART = 4e-3
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A row of a launch table to try; hashable, so that it names a variant."""
+
+    table: str
+    row: tuple[tuple[str, int], ...]
+
+    @property
+    def launch(self) -> Callable[..., None]:
+        """What launches with that table."""
+        return launches.launch_split if self.table == "quant_split" else launches.launch_stream
+
+    def __str__(self) -> str:
+        return f"{self.table.removeprefix('quant_')} {dict(self.row)}"
+
+
+@dataclass
+class Timed:
+    """One variant at one weight: both clocks in ms, and their shares of the copy bandwidth."""
+
+    weight: tuple[int, int, int]
+    rows: int
+    name: str
+    ms: float
+    in_a_row_ms: float
+    share: float
+    in_a_row_share: float
 
 
 @dataclass
@@ -44,7 +88,10 @@ class Given:
 
     weights: list[QuantizedWeight]
     xs: list[torch.Tensor]
-    expected: torch.Tensor
+    expected: torch.Tensor = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.expected = weight_only_linear_reference(self.xs[0].float(), self.weights[0])
 
     @property
     def bytes(self) -> int:
@@ -52,84 +99,139 @@ class Given:
         return self.weights[0].nbytes + 2 * (self.xs[0].numel() + self.expected.numel())
 
 
-def given(out: int, columns: int, rows: int, bits: int) -> Given:
-    """Random inputs; the reference in fp32."""
-    weights = [random_weight(out, columns, bits) for _ in range(SETS)]
-    xs = [torch.randn(rows, columns, device="cuda", dtype=torch.bfloat16) for _ in range(SETS)]
-    return Given(weights, xs, weight_only_linear_reference(xs[0].float(), weights[0]))
+def trials(rows: int, bits: int) -> list[Trial]:
+    """The candidates for so many rows of x and bits of W."""
+    found = [_trial("quant_split", "ROWS WARPS BLOCKS STAGES", v) for v in (SPLIT_ONE, SPLIT_MANY)[rows > 1]]
+    if rows == 1:
+        table, values = ("quant_stream_int8", STREAM_INT8) if bits == 8 else ("quant_stream", STREAM)
+        found += [_trial(table, "ROWS AHEAD num_warps maxnreg", each) for each in values]
+    return found
 
 
-def checked_ms(launch: Callable[..., None], inputs: Given) -> float:
-    """Median time of one launch; raises where the result is another than the reference's."""
-
-    def product(x: torch.Tensor, weight: QuantizedWeight) -> torch.Tensor:
-        y = torch.full((x.shape[0], weight.out_features), torch.nan, device="cuda", dtype=x.dtype)
-        launch(x, weight.packed, weight.scale.t(), None, None, y, weight.bits)
-        return y
-
-    error = (product(inputs.xs[0], inputs.weights[0]) - inputs.expected).norm() / inputs.expected.norm()
-    # NaN, too, is wrong.
-    if not error < 4e-3:
-        raise AssertionError(f"wrong by {error:.1e} of the result")
-    out = torch.empty_like(inputs.expected, dtype=torch.bfloat16)
-    calls = [
-        partial(launch, x, w.packed, w.scale.t(), None, None, out, w.bits)
-        for x, w in zip(inputs.xs, inputs.weights, strict=True)
-    ]
-    return median_ms(calls, 3 * SETS)
+def _trial(table: str, keys: str, values: Sequence[int]) -> Trial:
+    return Trial(table, tuple(zip(keys.split(), values, strict=False)))
 
 
-def tune(rows: int, budget_s: float, bytes_per_s: float) -> None:
-    """Print the candidates for so many rows of x as they are timed, and the best of them."""
-    device = torch.device("cuda", 0)
-    arch, before = architecture(device), dict(launches.SPLIT.rows)
-    start = time.monotonic()
-    int4, int8 = ([given(*shape, rows, bits) for shape in shapes] for bits, shapes in ((4, INT4), (8, INT8)))
-    found: list[tuple[float, dict[str, int]]] = []
+@contextmanager
+def chosen(trial: Trial) -> Iterator[None]:
+    """The trial's row is the only one of its table, for this GPU."""
+    table = LaunchTable.known[trial.table]
+    before = table.rows
+    table.rows = {**before, architecture(torch.device("cuda", 0)): ((None, dict(trial.row)),)}
+    try:
+        yield
+    finally:
+        table.rows = before
 
-    def with_row(row: dict[str, int], inputs: list[Given]) -> list[float]:
-        launches.SPLIT.rows = {**before, arch: ((None, row),)}
+
+def launched(trial: Trial, x: torch.Tensor, weight: QuantizedWeight, y: torch.Tensor) -> None:
+    """The product into y, with the trial's row."""
+    with chosen(trial):
+        trial.launch(x, weight.packed, weight.scale.t(), None, None, y, weight.bits)
+
+
+def given(out: int, columns: int, bits: int, rows: int, sets: int = SETS) -> Given:
+    """Random inputs on the GPU."""
+    weights = [random_weight(out, columns, bits) for _ in range(sets)]
+    return Given(weights, [torch.randn(rows, columns, device="cuda").bfloat16() for _ in range(sets)])
+
+
+def apart(trial: Trial, inputs: Given) -> float:
+    """How far the first set's result is from the reference; NaN, which is no less than any limit, too."""
+    x, weight = inputs.xs[0], inputs.weights[0]
+    y = x.new_full((x.shape[0], weight.out_features), torch.nan)
+    launched(trial, x, weight, y)
+    return float((y.float() - inputs.expected).norm() / inputs.expected.norm())
+
+
+def compiled(task: tuple[Trial, int, tuple[int, int, int]]) -> str:
+    """Launch once, which leaves the kernel in Triton's cache on disk: what went wrong, or nothing."""
+    trial, rows, weight = task
+    try:
+        inputs = given(*weight, rows, sets=1)
+        y = inputs.xs[0].new_empty(rows, weight[0])
+        launched(trial, inputs.xs[0], inputs.weights[0], y)
+        torch.cuda.synchronize()
+    except Exception as error:  # noqa: BLE001
+        return f"{trial} at {weight}: {type(error).__name__}: {error}".splitlines()[0][:160]
+    return ""
+
+
+def right(candidates: Sequence[Trial], inputs: Given) -> Iterator[Trial]:
+    """Those of them that give the reference's result; the others are named."""
+    for trial in candidates:
         try:
-            return [checked_ms(launches.launch_split, each) for each in inputs]
-        finally:
-            launches.SPLIT.rows = before
-
-    now = dict(launches.SPLIT.pick(rows, device))
-    keys = ("ROWS", "WARPS", "BLOCKS", "STAGES")
-    others = [dict(zip(keys, values, strict=True)) for values in (FEW if rows == 1 else MANY)]
-    for row in [now, *(row for row in others if row != now)]:
-        # The last of the time is for int8 and the other kernels.
-        if time.monotonic() - start > 0.7 * budget_s:
-            break
-        try:
-            times = with_row(row, int4)
-        except Exception as error:  # noqa: BLE001
-            print(f"  {row}: {type(error).__name__} {str(error).splitlines()[0][:60]}", flush=True)
+            error = apart(trial, inputs)
+        except Exception as failure:  # noqa: BLE001
+            print(f"  {trial}: {type(failure).__name__} {failure}".splitlines()[0][:160], flush=True)
             continue
-        found.append((sum(times), row))
-        print(f"  {row}: {' + '.join(f'{ms:.4f}' for ms in times)} ms", flush=True)
-    for _, row in sorted(found, key=lambda pair: pair[0])[:3]:
-        times = with_row(row, int4 + int8)
-        shares = [i.bytes / bytes_per_s / (ms * 1e-3) for i, ms in zip(int4 + int8, times, strict=True)]
-        cells = ", ".join(f"{ms:.4f} ({share:.0%})" for ms, share in zip(times, shares, strict=True))
-        print(f"  best: ({rows}, {row})  {cells}", flush=True)
-    for launch in (launches.launch_gemv, launches.launch_tile):
+        if error < MOST_APART:
+            yield trial
+        else:
+            print(f"  {trial}: WRONG by {error:.1e} of the result", flush=True)
+
+
+def timed(weight: tuple[int, int, int], rows: int, bytes_per_s: float) -> list[Timed]:
+    """All that compete at one weight, the fastest in a row first."""
+    inputs = given(*weight, rows)
+    pairs = list(zip(inputs.xs, inputs.weights, strict=True))
+    y = torch.empty_like(inputs.expected, dtype=torch.bfloat16)
+    calls: dict[str, list[Call]] = {
+        str(trial): [partial(launched, trial, x, w, y) for x, w in pairs]
+        for trial in right(trials(rows, weight[2]), inputs)
+    }
+    for name, prepare in rivals(weight[2]).items():
         try:
-            print(f"  {launch.__name__}: {checked_ms(launch, int4[0]):.4f} ms", flush=True)
-        except Exception as error:  # noqa: BLE001
-            print(f"  {launch.__name__}: {type(error).__name__} {error}", flush=True)
+            calls[name] = [prepare([x, w.packed]) for x, w in pairs]
+            calls[name][0]()
+        except Exception as failure:  # noqa: BLE001
+            calls.pop(name, None)
+            print(f"  {name}: {type(failure).__name__} {failure}".splitlines()[0][:160], flush=True)
+    return ranked(weight, rows, both_clocks_ms(calls, 3 * SETS), inputs.bytes / bytes_per_s * 1e3)
+
+
+def ranked(
+    weight: tuple[int, int, int], rows: int, ms: Mapping[str, tuple[float, float]], floor_ms: float
+) -> list[Timed]:
+    """Variants with the floor's share of their times, by their time in a row."""
+    found = [
+        Timed(weight, rows, name, single, row, floor_ms / single, floor_ms / row)
+        for name, (single, row) in ms.items()
+    ]
+    return sorted(found, key=lambda entry: entry.in_a_row_ms)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rows", type=int, nargs="*", default=[1, 16, 8], help="of x, 16 at most")
-    parser.add_argument("--budget-s", type=float, default=60.0, help="for all of them together")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--rows", type=int, nargs="*", default=[1, 16], help="of x, 16 at most")
+    parser.add_argument("--budget-s", type=float, default=90.0, help="no weight begins after this")
+    parser.add_argument("--jobs", type=int, default=14, help="processes that compile")
+    parser.add_argument("--output", type=Path, help="JSON of all times")
     args = parser.parse_args()
-    bytes_per_s = copy_bandwidth()
-    print(f"copy {bytes_per_s / 1e12:.2f} TB/s; int4 {INT4}, int8 {INT8}", flush=True)
+    start = time.monotonic()
+    tasks = [
+        (trial, rows, weight) for rows in args.rows for weight in WEIGHTS for trial in trials(rows, weight[2])
+    ]
+    with multiprocessing.get_context("spawn").Pool(args.jobs) as pool:
+        for failure in filter(None, pool.imap_unordered(compiled, tasks)):
+            print(f"  {failure}", flush=True)
+    roof = copy_bandwidth()
+    print(f"compiled after {time.monotonic() - start:.0f} s; copy {roof / 1e12:.2f} TB/s", flush=True)
+    results: list[dict[str, Any]] = []
     for rows in args.rows:
-        print(f"rows of x: {rows}", flush=True)
-        tune(rows, args.budget_s / len(args.rows), bytes_per_s)
+        for weight in WEIGHTS:
+            if time.monotonic() - start > args.budget_s:
+                print(f"{rows} x {weight}: no time left", flush=True)
+                continue
+            print(f"{rows} row(s) of x, out, columns, bits {weight}: single, in a row", flush=True)
+            for entry in timed(weight, rows, roof):
+                results.append(asdict(entry))
+                single, row = f"{entry.ms:.4f} ({entry.share:4.0%})", f"{entry.in_a_row_ms:.4f}"
+                print(f"  {single}  {row} ({entry.in_a_row_share:4.0%})  {entry.name}", flush=True)
+            torch.cuda.empty_cache()
+            if args.output:
+                args.output.write_text(json.dumps(results, indent=1))
+    print(f"{time.monotonic() - start:.0f} s", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """Weight-only products beside bf16 `F.linear` and PyTorch's own packed products, for few rows.
 
 The floor counts packed words, scales, x and y; `eager` reads the bf16 weight, two to four times as much. For
-rows near a limit, both of our ways are timed (`ours_split`, `ours_tile`), whatever the limit is.
+rows near a limit, both of our ways are timed (`ours_split`, `ours_tile`, or `ours_stream` for one row),
+whatever the limit is.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from .. import quant_matmul as qm
 from .._quant_format import BLOCK, words_of
-from .._quant_launch import launch_split, launch_tile
+from .._quant_launch import launch_split, launch_stream, launch_tile
 from .timing import Case, Variant, forward
 
 #: Rows and columns of the weight.
@@ -91,6 +92,14 @@ def _torch_int8(out: int, columns: int) -> Callable[[Tensor], Any]:
     return lambda x: torch.ops.aten._weight_int8pack_mm(x, weight, scale)
 
 
+def rivals(bits: int) -> dict[str, Variant]:
+    """Products that PyTorch brings, each with a weight of its own."""
+    return {
+        "eager_bf16": _of_another_weight(_linear),
+        "torch_packed": _of_another_weight(_torch_int4 if bits == 4 else _torch_int8),
+    }
+
+
 def case(out: int, columns: int, rows: int, bits: int) -> Case:
     """One weight, in groups of 128 columns where it has 4 bits, and so many rows of x."""
 
@@ -102,16 +111,15 @@ def case(out: int, columns: int, rows: int, bits: int) -> Case:
     variants = {"ours": forward(_ours)}
     if rows in _BOTH:
         variants |= {"ours_split": forward(_by(launch_split)), "ours_tile": forward(_by(launch_tile))}
-    variants |= {
-        "eager_bf16": _of_another_weight(_linear),
-        "torch_packed": _of_another_weight(_torch_int4 if bits == 4 else _torch_int8),
-    }
+    if rows == 1:
+        variants |= {"ours_split": forward(_by(launch_split)), "ours_stream": forward(_by(launch_stream))}
+    variants |= rivals(bits)
     scales = out * (1 if bits == 8 else columns // _GROUP) * 2
     moved = out * words_of(columns, bits) * 4 + scales + 2 * rows * (out + columns)
     return Case(
         f"int{bits}_linear", f"{rows}x{out}x{columns}", "bf16", "forward", inputs, variants, moved,
         2.0 * rows * out * columns,
-        required=tuple(name for name in variants if name.startswith("ours")),
+        required=("ours",),
     )  # fmt: skip
 
 

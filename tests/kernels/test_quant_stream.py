@@ -67,7 +67,8 @@ def test_scales_of_any_dtype_are_read_right(on_cpu, scale_dtype):
 @pytest.mark.parametrize("form", [(4, 128, True), (8, None, True)])
 def test_every_way_to_share_out_the_blocks_is_right(on_cpu, monkeypatch, row, form):
     chosen = dict(zip(("ROWS", "AHEAD", "num_warps"), row, strict=True))
-    monkeypatch.setattr(launches.STREAM, "rows", {"default": ((None, chosen),)})
+    for table in (launches.STREAM, launches.STREAM_INT8):
+        monkeypatch.setattr(table, "rows", {"default": ((None, chosen),)})
     _judge(torch.device("cpu"), form, 50, 1500, torch.float16)
 
 
