@@ -17,11 +17,13 @@ from typing import Any, TypeVar
 
 from advisor.capture import lightning_ahead, notify, swapping_told
 from advisor.capture.swapping_engine import Engine
+from advisor.capture.swapping_less import MOST, less
 from advisor.capture.swapping_patience import LIMIT_S, Patience
 from advisor.capture.swapping_ranks import Order, Ranks
 from advisor.capture.swapping_start import Idle
 from advisor.capture.swapping_steps import Comparison, batches_compared, cycles_per_block, objection
 from advisor.capture.swapping_told import counted
+from advisor.report import format as fmt
 from advisor.report.model import Swaps, SwapSite, SwapSteps
 from advisor.report.swaps import refresh, swap_sites, write_swaps
 
@@ -91,12 +93,14 @@ class Swapping(Idle):
         self._seen = 0
         self._cycles = 0
         self._until = 0
+        self._batch_idx = 0
         self._to_watch = engine.steps_to_watch
         self._patience = Patience()
         self._found = 0
         self._fault = unable
         self._sites: list[SwapSite] = []
         self._comparison: Comparison | None = None
+        self._compared: list[str] = []
         self._steps: SwapSteps | None = None
         self._pause_s: float | None = None
         self._told: Swaps | None = None
@@ -132,9 +136,10 @@ class Swapping(Idle):
         if self.state is State.DONE:
             return
         self._seen += 1
+        self._batch_idx = batch_idx
         self._epochs.count()
         if self.state is State.WAITING:
-            self._meet(batch_idx)
+            self._meet()
         elif self.state is State.WATCHING:
             self._watched()
         elif self.state is State.COMPILING:
@@ -177,24 +182,29 @@ class Swapping(Idle):
             with self._unharmed():
                 refresh(self._written.parent)
 
-    def _meet(self, batch_idx: int) -> None:
+    def _meet(self) -> None:
         """Whether to begin; several ranks ask at the same batches, for only rank 0 may have recorded."""
         if not self._ranks.alone and self._seen % MEETING:
             return
-        order = self._hear(lambda: self._beginning(batch_idx))
+        order = self._hear(self._beginning)
         if order.go:
             self._cycles = order.cycles
             self.state = State.READY
         elif not order.wait:
             self._end(order.why)
 
-    def _beginning(self, batch_idx: int) -> Order:
+    def _left(self) -> int | None:
+        """Batches that the run has left; None if that is not known."""
+        ahead = lightning_ahead.of_fit(self._trainer, self._batch_idx, self._epochs)
+        if ahead.left_in_epoch is None or ahead.left_later is None:
+            return None
+        return ahead.left_in_epoch + ahead.left_later
+
+    def _beginning(self) -> Order:
         if not self._is_steady(self._seen):
             return Order(go=False, wait=True)
-        ahead = lightning_ahead.of_fit(self._trainer, batch_idx, self._epochs)
-        left = None
-        if ahead.left_in_epoch is not None and ahead.left_later is not None:
-            left = ahead.left_in_epoch + ahead.left_later - self._to_watch
+        left = self._left()
+        left = None if left is None else left - self._to_watch
         cycles = cycles_per_block(left, self._cycle)
         if not cycles:
             return Order(
@@ -315,16 +325,44 @@ class Swapping(Idle):
     def _judge(self, comparison: Comparison) -> None:
         self._steps = self._try(comparison.outcome)
         order = self._hear(self._verdict)
-        if order.go and not self._fault:
+        if order.less and not self._fault:
+            self._try(lambda: self._engine.drop(order.less))
+        if order.go and not order.less and not self._fault:
             self._try(lambda: self._engine.toggle(True))
-        if self._all_well():
+        if not self._all_well():
+            return
+        if order.less:
+            self._cycles = order.cycles
+            self._begin_comparison()
+            self._compare()
+        else:
+            if not order.go:
+                self._try(self._engine.forget_recordings)
             self._end(order.why, kept=order.go)
 
     def _verdict(self) -> Order:
         if self._steps is None:
             return Order(go=False, why="whole steps could not be compared")
         why = objection(self._steps, self._max_memory_growth)
-        return Order(go=not why, why=why)
+        return (self._with_less(self._steps, why) if why else None) or Order(go=not why, why=why)
+
+    def _with_less(self, steps: SwapSteps, why: str) -> Order | None:
+        """What to leave out of another comparison; None where none is worth it, or there are no batches."""
+        cycles = cycles_per_block(self._left(), self._cycle)
+        out = less(self._engine.parts, steps) if cycles and len(self._compared) < MOST else []
+        if not out:
+            return None
+        count = sum(site.chosen is not None for site in self._sites)
+        gone = {(part.mechanism, part.what, part.where) for part in out}
+        self._sites = [
+            swapping_told.left_out(site, f"with {counted(count)} {why}")
+            if (site.mechanism, site.what, tuple(site.where)) in gone
+            else site
+            for site in self._sites
+        ]
+        self._compared.append(f"with {counted(count)}, {why}")
+        self._say(f"{self._compared[-1]}; comparing anew without {fmt.few([p.what for p in out], 3)}")
+        return Order(go=True, cycles=cycles, less=tuple(part.key for part in out))
 
     def _hear(self, make: Callable[[], Order]) -> Order:
         """Rank 0's order on each rank; a fault on rank 0 is an order to stop, for the others wait for one."""
@@ -378,6 +416,7 @@ class Swapping(Idle):
             self._steps,
             kept=kept,
             why=why,
+            earlier=self._compared,
             pause_s=self._pause_s,
             remarks=[*self._remarks, *self._engine.remarks],
         )

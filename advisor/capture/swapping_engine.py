@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from advisor.capture.swapping_less import Part
 from advisor.capture.swapping_patterns import REWRITTEN, PatternFinder, uncovered
 from advisor.capture.swapping_steps import headroom_bytes, peak_bytes
 from advisor.swap.background import Background
@@ -21,7 +22,7 @@ from advisor.swap.journal import Journal
 from advisor.swap.rewrite.backend import MEMORY_BYTES
 from advisor.swap.rewrite.record import CudaRecorder, Recorder
 from advisor.swap.session import Swapper, followed
-from advisor.swap.site import Outcome, Site
+from advisor.swap.site import Outcome, Site, Trial
 from advisor.swap.table import places
 
 #: Lets swap try on a CPU too, where the bundled kernels do not run; for tests.
@@ -89,13 +90,15 @@ class Engine:
         self._background: Background | None = None
         self._found: list[Site] = []
         self._outcomes: list[Outcome] = []
+        self._applied: dict[str, Outcome] = {}
+        self._graph_dropped = False
         self._journal = Journal()
         self._left: list[str] = []
 
     @property
     def remarks(self) -> list[str]:
         """What was left alone and why, places of one reason together, and how the step is run."""
-        replayed = self._patterns.replayed if self._patterns is not None else ""
+        replayed = self._patterns.replayed if self._patterns is not None and not self._graph_dropped else ""
         return [*self._left, *([replayed] if replayed else [])]
 
     @property
@@ -208,6 +211,27 @@ class Engine:
         self._in_use.apply()
         if not len(self._journal):
             raise RuntimeError("what was chosen changes nothing")
+        self._applied = {self._key(o.site): o for o in self._outcomes if o.chosen is not None}
+
+    @property
+    def parts(self) -> list[Part]:
+        """What is in force, and what each of it gains by itself."""
+        return [_part(key, outcome) for key, outcome in self._applied.items()]
+
+    def drop(self, keys: Sequence[str]) -> None:
+        """Take these parts back, so that the originals serve again; the others stay.
+
+        Raises:
+            KeyError: there is no such part.
+        """
+        gone = [self._applied.pop(key) for key in keys]
+        patterns = [outcome for outcome in gone if outcome.site.mechanism == PatternFinder.mechanism]
+        if patterns and self._patterns is not None and not self._patterns.without(patterns):
+            self._drop_graph()
+        for outcome in gone:
+            if outcome not in patterns and outcome.chosen is not None:
+                for place in outcome.site.where:
+                    self._journal.drop(f"{place}: {outcome.chosen.name}")
 
     def release(self) -> None:
         """Let go of copies of the loop's tensors, and of what compiles for them; what is applied stays."""
@@ -237,8 +261,23 @@ class Engine:
 
     def drop_patterns(self) -> bool:
         """Take back what was replaced in the step's graph; whether anything else is in force."""
-        self._journal.drop(REWRITTEN)
+        self._applied = {
+            key: outcome
+            for key, outcome in self._applied.items()
+            if outcome.site.mechanism != PatternFinder.mechanism
+        }
+        self._drop_graph()
         return len(self._journal) > 0
+
+    def _drop_graph(self) -> None:
+        self._journal.drop(REWRITTEN)
+        self._graph_dropped = True
+        self.forget_recordings()
+
+    def forget_recordings(self) -> None:
+        """Free what a recorded step holds, which is not in force any more; between two steps."""
+        if self._patterns is not None:
+            self._patterns.forget_recordings()
 
     def restore(self) -> None:
         """Take everything back; twice does nothing."""
@@ -257,6 +296,7 @@ class Engine:
             if self._patterns is not None:
                 self._patterns.close()
             self._patterns, self._model, self._optimizers = None, None, ()
+            self._applied = {}
 
     def _recorder(self) -> Callable[[], Recorder]:
         device, loop_bytes = self._model.device, peak_bytes(self._model.device.type) or 0
@@ -288,6 +328,21 @@ class Engine:
         if not self._modules:
             made.without("module")
         return made
+
+
+def _part(key: str, outcome: Outcome) -> Part:
+    site, name = outcome.site, outcome.chosen.name if outcome.chosen else ""
+    trial = next((trial for trial in outcome.trials if trial.candidate == name), Trial(name))
+    saved_ns = (trial.original_ns or 0.0) - (trial.time_ns or 0.0)
+    more_bytes = (trial.memory_bytes or 0) - (trial.original_memory_bytes or 0)
+    return Part(
+        key,
+        site.mechanism,
+        site.what,
+        tuple(site.where),
+        saved_ns * site.calls_per_step,
+        more_bytes * site.calls_per_step,
+    )
 
 
 def _grouped(skipped: Sequence[Skipped]) -> list[str]:

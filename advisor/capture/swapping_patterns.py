@@ -100,6 +100,15 @@ class PatternFinder:
         self._rewrite.decide(mine)
         return self.sites()
 
+    def without(self, outcomes: Sequence[Outcome]) -> int:
+        """Let the originals serve at these sites again; gives how many places are still replaced."""
+        return self._rewrite.decide([Outcome(o.site, None, "left out") for o in outcomes])
+
+    def forget_recordings(self) -> None:
+        """Free what a recorded step holds, where it is not in force any more; between two steps."""
+        for replayer in self._rewrite.rewriter.replayers():
+            replayer.close()
+
     def key(self, site: Site) -> str:
         """What a site is known by on every rank."""
         return self._rewrite.rewriter.key(site)

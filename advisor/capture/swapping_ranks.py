@@ -16,6 +16,7 @@ class Order:
         why: where it ends, why.
         cycles: timed in each block of the comparison.
         choices: the first place of each site, and the name of its candidate or None.
+        less: the keys of what is to be left out of another comparison; none if there is none.
     """
 
     go: bool
@@ -23,6 +24,7 @@ class Order:
     why: str = ""
     cycles: int = 0
     choices: tuple[tuple[str, str | None], ...] = ()
+    less: tuple[str, ...] = ()
 
 
 class Ranks:

@@ -19,6 +19,7 @@ def told(
     *,
     kept: bool,
     why: str,
+    earlier: Sequence[str] = (),
     pause_s: float | None,
     remarks: Sequence[str],
 ) -> Swaps:
@@ -30,17 +31,22 @@ def told(
         steps: whole steps without and with; None where they were not compared.
         kept: whether what was chosen stays in force.
         why: where it does not, why.
+        earlier: what stood against more of it, comparison by comparison.
         pause_s: for how long training was held.
         remarks: what else there is to say.
     """
     step_ms = steps.eager_p50_ms if steps else None
     verdict = why if why.startswith("nothing ") else f"nothing was swapped: {why}"
+    if earlier and not kept:
+        verdict += f" (the last of {counted(len(earlier) + 1, 'comparison')})"
     if kept:
         verdict = f"{sum(site.chosen is not None for site in sites)} of {counted(len(sites))} swapped"
         if steps is not None:
             verdict += (
                 f": a step takes {fmt.duration(steps.swapped_p50_ms)} instead of {fmt.duration(step_ms)}"
             )
+        if earlier:
+            verdict += f" ({earlier[-1]})"
     return Swaps(
         asked=list(asked),
         verdict=verdict,
@@ -48,7 +54,7 @@ def told(
         sites=[_share(site if kept else _unkept(site, why), step_ms) for site in sites],
         steps=steps,
         pause_s=pause_s,
-        remarks=list(remarks),
+        remarks=[*(f"whole steps were compared anew: {why}" for why in earlier), *remarks],
     )
 
 
@@ -58,6 +64,11 @@ def _unkept(site: SwapSite, why: str) -> SwapSite:
         return site
     reason = f"{site.chosen} is {site.reason} by itself, not kept: {why}"
     return replace(site, chosen=None, swapped_ms_per_step=None, permanent="", reason=reason)
+
+
+def left_out(site: SwapSite, why: str) -> SwapSite:
+    """A site that whole steps were compared without."""
+    return _unkept(site, why)
 
 
 def given_up(site: SwapSite, why: str) -> SwapSite:

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from advisor import TrainingAdvisor
-from advisor.capture import swapping_engine, swapping_steps
+from advisor.capture import swapping, swapping_engine, swapping_steps
 from advisor.capture.swapping_engine import ALLOW_CPU
 from advisor.swap import decide
 from advisor.swap.rewrite.backend import Traced
@@ -30,6 +30,8 @@ HEADS, WIDTH, TOKENS = 2, 32, 16
 class Attention(nn.Module):
     """Causal, with the scores written out."""
 
+    heads = HEADS
+
     def __init__(self) -> None:
         super().__init__()
         self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
@@ -37,10 +39,10 @@ class Attention(nn.Module):
     def forward(self, x):
         batch = x.shape[0]
         q, k, v = (
-            part.view(batch, TOKENS, HEADS, WIDTH // HEADS).transpose(1, 2)
+            part.view(batch, TOKENS, self.heads, WIDTH // self.heads).transpose(1, 2)
             for part in self.qkv(x).chunk(3, -1)
         )
-        scores = q @ k.transpose(-2, -1) / math.sqrt(WIDTH // HEADS)
+        scores = q @ k.transpose(-2, -1) / math.sqrt(WIDTH // self.heads)
         mask = torch.tril(torch.ones(TOKENS, TOKENS, dtype=torch.bool, device=x.device))
         mixed = scores.masked_fill(~mask, float("-inf")).softmax(-1) @ v
         return self.out(mixed.transpose(1, 2).reshape(batch, TOKENS, WIDTH))
@@ -273,3 +275,69 @@ def test_one_process_may_fit_as_often_as_it_likes(pl, tmp_path, monkeypatch):
         make_trainer(pl, tmp_path, advisor(dirpath=tmp_path / str(fold))).fit(model, rows(BATCHES))
     # THEN swap does in the last run what it did in the first
     assert [result(tmp_path / str(fold))["kept"] for fold in range(3)] == [True, True, True]
+
+
+@pytest.fixture
+def compared_twice(monkeypatch):
+    """Has the first comparison end in an objection, and what is named left out of the second."""
+
+    def leave_out(chosen):
+        whys = ["whole steps gain nothing: planted", ""]
+        monkeypatch.setattr(swapping, "objection", lambda *_: whys.pop(0))
+        monkeypatch.setattr(swapping, "less", lambda parts, _steps: [p for p in parts if chosen(p)])
+
+    return leave_out
+
+
+def test_without_the_rewritten_graph_the_rest_is_compared_anew_and_kept(
+    pl, tmp_path, monkeypatch, compared_twice
+):
+    # GIVEN a step that is replayed, and an optimizer
+    made, within = [], []
+    monkeypatch.setattr(swapping_engine, "RECORDABLE", ("cpu",))
+    monkeypatch.setattr(swapping_engine, "CudaRecorder", lambda *_, **__: made.append(OnCpu()) or made[-1])
+    compared_twice(lambda part: part.mechanism == "pattern")
+    plain, model = make_model(pl), make_model(pl)
+    make_trainer(pl, tmp_path).fit(plain, rows(2 * BATCHES))
+    base = type(model)
+
+    class Seen(pl.Callback):
+        def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+            fused = trainer.optimizers[0].param_groups[0].get("fused")
+            within.append((type(pl_module) is base, bool(fused), bool(made) and made[0].closed))
+
+    make_trainer(pl, tmp_path, advisor(swap=["attention", "optimizer"]), Seen()).fit(model, rows(2 * BATCHES))
+
+    # THEN both were in force once, the optimizer alone was kept, and what was recorded was let go of at once
+    assert (False, True, False) in within
+    assert within[-1] == (True, True, True)
+    found = result(tmp_path)
+    assert found["kept"] is True, found
+    assert {site["kind"]: bool(site["chosen"]) for site in found["sites"]} == {
+        "attention": False,
+        "optimizer": True,
+    }
+    assert not any("CUDA graph" in remark for remark in found["remarks"]), found["remarks"]
+    for name, value in model.state_dict().items():
+        torch.testing.assert_close(value, plain.state_dict()[name], rtol=1e-3, atol=1e-5)
+
+
+def test_one_of_two_patterns_is_left_out_and_the_other_kept(pl, tmp_path, edited, compared_twice):
+    # GIVEN attention of two sizes
+    def model_of_two():
+        model = make_model(pl)
+        model.attention[1].heads = 2 * HEADS
+        return model
+
+    compared_twice(lambda part: part.where[0].endswith("(attention.1)"))
+    plain, model = model_of_two(), model_of_two()
+    make_trainer(pl, tmp_path).fit(plain, rows(2 * BATCHES))
+    make_trainer(pl, tmp_path, advisor()).fit(model, rows(2 * BATCHES))
+
+    assert [len(names) for names in edited] == [2, 1]
+    found = result(tmp_path)
+    assert found["kept"] is True, found
+    assert sorted(bool(site["chosen"]) for site in found["sites"]) == [False, True]
+    assert found["verdict"].startswith("1 of 2 sites swapped")
+    for name, value in model.state_dict().items():
+        torch.testing.assert_close(value, plain.state_dict()[name], rtol=1e-3, atol=1e-5)

@@ -12,6 +12,7 @@ import torch
 from advisor import TrainingAdvisor
 from advisor.capture import swapping, swapping_steps
 from advisor.capture.swapping import MEETING, State, Swapping
+from advisor.capture.swapping_less import Part
 from advisor.swap.modules import MARK
 from advisor.swap.site import Candidate, Outcome, Site
 
@@ -58,6 +59,7 @@ class Engine:
         self.held_bytes, self.given_up = 0, ""
         self.cramped = False
         self.kernels = self.asked = 0
+        self.gone = []
         self.steps_to_watch = 2
 
     def _do(self, what):
@@ -104,6 +106,19 @@ class Engine:
     def apply(self):
         self._do("apply")
         self.on = True
+
+    @property
+    def parts(self):
+        return [
+            Part(key, "module", "Norm", (key,), 1e9, 0) for key in ("net.1", "net.2") if key not in self.gone
+        ]
+
+    def drop(self, keys):
+        self._do("drop")
+        self.gone += keys
+
+    def forget_recordings(self):
+        self._do("forget")
 
     def toggle(self, on):
         self._do(f"toggle {on}")
@@ -210,6 +225,45 @@ def test_a_fault_while_compiling_or_after_it_puts_everything_back_on_all(tmp_pat
     assert place in engines[rank].log
     assert [engine.on for engine in engines] == [False, False]
     assert all(one.state is State.DONE for one in runs)
+
+
+def objections(monkeypatch, *whys):
+    """Of one comparison after the other."""
+    left = list(whys)
+    monkeypatch.setattr(swapping, "objection", lambda *_: left.pop(0))
+
+
+def test_where_all_of_it_is_no_gain_all_ranks_compare_anew_with_the_same_part(tmp_path, monkeypatch):
+    objections(monkeypatch, "no gain", "")
+    engines, bus, runs = run(tmp_path)
+
+    assert [engine.gone for engine in engines] == [["net.2"], ["net.2"]]
+    assert [engine.on for engine in engines] == [True, True]
+    toggles = [[what for what in engine.log if what.startswith("toggle")] for engine in engines]
+    assert toggles[0] == toggles[1]
+    assert [order.less for order in bus.said] == [(), (), ("net.2",), ()]
+    assert runs[0]._until == runs[1]._until == MEETING + 2 + 2 * swapping_steps.batches_compared(1, 4)
+    found = json.loads((tmp_path / "0" / "swaps.json").read_text())
+    assert found["kept"] is True
+    assert "with 1 site, no gain" in found["verdict"]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_fault_in_leaving_something_out_puts_everything_back_on_all(tmp_path, monkeypatch, rank):
+    objections(monkeypatch, "no gain", "")
+    faults = ["", ""]
+    faults[rank] = "drop"
+    engines, _, runs = run(tmp_path, faults)
+    assert [engine.on for engine in engines] == [False, False]
+    assert all(one.state is State.DONE for one in runs)
+
+
+def test_with_too_few_batches_for_another_comparison_all_is_put_back(tmp_path, monkeypatch):
+    objections(monkeypatch, "no gain")
+    batches = MEETING + 2 + swapping_steps.batches_compared(1, 4) + 20
+    engines, _, _ = run(tmp_path, batches=batches)
+    assert [engine.gone for engine in engines] == [[], []]
+    assert [engine.on for engine in engines] == [False, False]
 
 
 @pytest.mark.parametrize("rank", [0, 1])
