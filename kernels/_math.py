@@ -73,6 +73,14 @@ def sum_as_eager(x, y):
 
 
 @triton.jit
+def at_once(x):
+    """x, which the compiler must have computed here: it may not put that off until x is needed."""
+    if _HAS_PTX:
+        x = tl.inline_asm_elementwise("mov.b32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=False, pack=1)
+    return x
+
+
+@triton.jit
 def both_sums(a, b):
     """Of the rows of a and of b: threads wait for each other once for the two."""
     if _HAS_PTX:
@@ -112,16 +120,16 @@ def sigmoid_of_2(x):
 
 
 @triton.jit
-def sigmoid_with_slope_of_2(x, EXACT: tl.constexpr):
-    """s = 1 / (1 + 2^-x), and s (1 - s): where not EXACT as s - s^2, which cancels where s is near 1."""
+def x_sigmoid_with_slope_of_2(x, u, EXACT: tl.constexpr):
+    """s = 1 / (1 + 2^-u), and x s (1 - s): where not EXACT by x s, known already; that cancels near s = 1."""
     if EXACT:
         # Bounded, lest the slope be infinity times 0.
-        e = tl.exp2(tl.minimum(-x, 126.0))
+        e = tl.exp2(tl.minimum(-u, 126.0))
         s = reciprocal(1.0 + e)
-        slope = e * s * s
+        slope = x * (e * s * s)
     else:
-        s = sigmoid_of_2(x)
-        slope = s - s * s
+        s = sigmoid_of_2(u)
+        slope = x * s - (x * s) * s
     return s, slope
 
 
@@ -198,16 +206,17 @@ def activation_gradient(x, NAME: tl.constexpr, EXACT: tl.constexpr, ROUGH: tl.co
     elif NAME == "relu_squared":
         g = tl.where(x <= 0.0, 0.0, 2.0 * x)
     elif NAME == "silu":
-        s, slope = sigmoid_with_slope_of_2(x * 1.4426950408889634, EXACT)
-        g = s + x * slope
+        s, slope = x_sigmoid_with_slope_of_2(x, x * 1.4426950408889634, EXACT)
+        g = s + slope
     elif NAME == "gelu" and ROUGH:
         g = normal_rough(x) + x * (0.3989422804014327 * tl.exp2(-0.7213475204444817 * (x * x)))
     elif NAME == "gelu":
         below, bell = normal(x)
         g = below + x * 0.3989422804014327 * bell
     elif NAME == "gelu_tanh":
-        s, slope = sigmoid_with_slope_of_2(x * (2.302208198144325 + 0.1029432395800235 * (x * x)), EXACT)
-        g = s + x * slope * (1.5957691216057308 + 0.21406444881780073 * (x * x))
+        u = x * (2.302208198144325 + 0.1029432395800235 * (x * x))
+        s, slope = x_sigmoid_with_slope_of_2(x, u, EXACT)
+        g = s + slope * (1.5957691216057308 + 0.21406444881780073 * (x * x))
     else:
         g = tl.full(x.shape, 1.0, tl.float32)
     return g

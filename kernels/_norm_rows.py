@@ -17,7 +17,8 @@ from ._rows import (
     input_gradient,
     load_tile,
     load_vector,
-    moments,
+    normalised,
+    shares,
     store_tile,
     streams,
     sum_partials,
@@ -46,7 +47,7 @@ _BACKWARD: list[Row] = [
     (8192, {"ROWS": 1, "num_warps": 16, "STAGES": 3, "programs_per_sm": 1, "SUMMED": 2}),
 ]
 
-#: Size: columns, rounded up to a power of two.
+#: Size: columns, rounded up to a power of two. JOIN: warps that share a row wait for each other once.
 FORWARD = LaunchTable(
     "norm_forward",
     {
@@ -57,7 +58,9 @@ FORWARD = LaunchTable(
         ],
         # With 64 registers a thread a multiprocessor holds two such programs, and one loads while one counts.
         "sm_90": [
-            *_FORWARD,
+            *_FORWARD[:3],
+            (1024, {"ROWS": 4, "num_warps": 4}),
+            *_FORWARD[4:],
             (16384, {"ROWS": 1, "num_warps": 16, "maxnreg": 64}),
             (None, {"ROWS": 1, "num_warps": 32}),
         ],
@@ -74,7 +77,7 @@ BACKWARD = LaunchTable(
         ],
         "sm_90": [
             *_BACKWARD,
-            (None, {"ROWS": 1, "num_warps": 16, "STAGES": 3, "programs_per_sm": 1, "SUMMED": 2}),
+            (None, {"ROWS": 1, "num_warps": 32, "STAGES": 3, "programs_per_sm": 1, "SUMMED": 1}),
         ],
         "interpreter": [
             (256, {"ROWS": 2, "num_warps": 1, "STAGES": 1, "programs_per_sm": 1, "SUMMED": 2}),
@@ -101,7 +104,8 @@ def _norm_forward_kernel(
     x_ptr, residual_ptr, seed_ptr, w_ptr, b_ptr, y_ptr, sum_ptr, stats_ptr, x_stride, residual_stride,
     n_rows, n_cols, eps, offset, scale,
     IS_RMS: tl.constexpr, ROUND: tl.constexpr, THRESHOLD: tl.constexpr,
-    FULL: tl.constexpr, STREAM: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    FULL: tl.constexpr, STREAM: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, SHARES: tl.constexpr,
+    CHUNK: tl.constexpr,
 ):  # fmt: skip
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     cols = tl.arange(0, BLOCK)
@@ -116,12 +120,12 @@ def _norm_forward_kernel(
         total = (z + widened(residual)).to(sum_ptr.dtype.element_ty)
         store_tile(sum_ptr + row * n_cols + cols[None, :], total, mask, ROWS, FULL)
         z = total.to(tl.float32)
-    mean, rstd = moments(z, cols, n_cols, eps, IS_RMS, FULL)
+    ROUGH: tl.constexpr = y_ptr.dtype.element_ty != tl.float32
+    y, mean, rstd = normalised(z, cols, n_cols, eps, IS_RMS, FULL, ROUGH, SHARES, CHUNK)
     if not IS_RMS:
         tl.store(stats_ptr + rows, mean, mask=rows < n_rows)
         stats_ptr += n_rows
     tl.store(stats_ptr + rows, rstd, mask=rows < n_rows)
-    y = (z - mean[:, None]) * rstd[:, None]
     if ROUND:
         y = y.to(x_ptr.dtype.element_ty).to(tl.float32)
     if w_ptr is not None:
@@ -233,11 +237,12 @@ def launch_forward(
     block = max(next_power_of_2(n_cols), 8)
     params = dict(FORWARD.pick(block, x.device))
     stream = streams(params.pop("STREAM", 0), y)
+    shared = shares(params.pop("JOIN", 0), block, params["ROWS"], params["num_warps"], rows)
     _norm_forward_kernel[(cdiv(n_rows, params["ROWS"]),)](
         rows, other, seed, weight, bias, y, total, stats, rows.stride(0), _row_stride(other),
         n_rows, n_cols, eps, offset, keep_scale(p),
         IS_RMS=is_rms, ROUND=round_first, THRESHOLD=keep_threshold(p),
-        FULL=block == n_cols, STREAM=stream, BLOCK=block, **params,
+        FULL=block == n_cols, STREAM=stream, BLOCK=block, **shared, **params,
     )  # fmt: skip
     return y, total, stats
 

@@ -55,22 +55,54 @@ def load_vector(ptr, cols, n_cols, FULL: tl.constexpr):
 
 
 @triton.jit
-def moments(z, cols, n_cols, eps, IS_RMS: tl.constexpr, FULL: tl.constexpr):
-    """Mean (0 for RMS) and 1 / sqrt(variance or mean square + eps) of each row of z.
+def normalised(
+    z, cols, n_cols, eps, IS_RMS: tl.constexpr, FULL: tl.constexpr, ROUGH: tl.constexpr, SHARES: tl.constexpr,
+    CHUNK: tl.constexpr,
+):  # fmt: skip
+    """(z - mean) / sqrt(variance + eps) of each row of z, the mean (0 for RMS), and that root's reciprocal.
 
     z must be 0 beyond the columns. Two passes over registers: the variance is of centred values, as exact
-    as fp32 gives it.
+    as fp32 gives it. ROUGH: results have 16 bits, and the root may be off by an ulp or two. With SHARES, as
+    `shares` gives them, each warp centres its own columns, and warps wait for each other once, not twice.
     """
     if IS_RMS:
         mean = tl.zeros([z.shape[0]], tl.float32)
-        centred = z
+        rstd = _root(tl.sum(z * z, axis=1) / n_cols + eps, ROUGH)
+        h = z * rstd[:, None]
+    elif SHARES > 1:
+        parts = tl.reshape(z, [z.shape[0], z.shape[1] // (SHARES * CHUNK), SHARES, CHUNK])
+        own = tl.sum(tl.sum(parts, axis=1), axis=2) * (SHARES / z.shape[1])
+        centred = parts - own[:, None, :, None]
+        square = tl.sum(tl.sum(centred * centred, axis=1), axis=2)
+        count = tl.full(own.shape, z.shape[1] // SHARES, tl.float32)
+        mean, square, _ = tl.reduce((own, square, count), 1, _joined_moments)
+        rstd = _root(square * (1.0 / z.shape[1]) + eps, ROUGH)
+        # Differences first: a constant row gives exactly 0, however far from 0 it lies.
+        apart = (own - mean[:, None]) * rstd[:, None]
+        h = tl.reshape(tl.fma(centred, rstd[:, None, None, None], apart[:, None, :, None]), z.shape)
     else:
-        mean = tl.div_rn(tl.sum(z, axis=1), n_cols * 1.0)
+        mean = tl.sum(z, axis=1) / n_cols if ROUGH else tl.div_rn(tl.sum(z, axis=1), n_cols * 1.0)
         centred = z - mean[:, None]
         if not FULL:
             centred = tl.where((cols < n_cols)[None, :], centred, 0.0)
-    square = tl.sum(centred * centred, axis=1) / n_cols
-    return mean, tl.div_rn(1.0, tl.sqrt_rn(square + eps))
+        rstd = _root(tl.sum(centred * centred, axis=1) / n_cols + eps, ROUGH)
+        h = centred * rstd[:, None]
+    return h, mean, rstd
+
+
+@triton.jit
+def _root(x, ROUGH: tl.constexpr):
+    """1 / sqrt(x)."""
+    return tl.rsqrt(x) if ROUGH else tl.div_rn(1.0, tl.sqrt_rn(x))
+
+
+@triton.jit
+def _joined_moments(mean, square, count, other_mean, other_square, other_count):
+    """Of two sets their union's mean, sum of squares about it, and size (Chan, Golub, LeVeque, 1983)."""
+    total = count + other_count
+    apart = other_mean - mean
+    share = other_count / total
+    return mean + apart * share, square + other_square + apart * apart * (count * share), total
 
 
 @triton.jit
@@ -134,6 +166,21 @@ def sum_partials(partial: Tensor, dtypes: list[torch.dtype]) -> list[Tensor]:
         partial, *pointers, n_partials, n_cols, blocks, PARTS=parts, **params
     )
     return sums
+
+
+def shares(wanted: int, block: int, rows: int, warps: int, stored: Tensor) -> dict[str, int]:
+    """SHARES and CHUNK of `normalised`: warps that share a row, and columns that one of them loads at once.
+
+    Args:
+        wanted: 0 for none: warps wait twice. Rows that do not fill their tile have none either.
+        block: columns of a tile.
+        rows: of a tile.
+        warps: of a program.
+        stored: what the tile is loaded from, 16 bytes a thread.
+    """
+    chunk = min(32 * 16 // stored.element_size(), rows * block // warps)
+    found = min(warps, block // max(chunk, 1)) if wanted and block == stored.shape[-1] else 1
+    return {"SHARES": found, "CHUNK": chunk}
 
 
 def streams(wanted: int, result: Tensor) -> bool:

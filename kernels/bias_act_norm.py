@@ -25,7 +25,7 @@ from . import norm
 from ._device import refuse, sm_count
 from ._family import Family
 from ._launch import LaunchTable, cdiv, next_power_of_2
-from ._math import ACTIVATIONS, activation, activation_gradient, sum_as_eager, widened
+from ._math import ACTIVATIONS, activation, activation_gradient, at_once, sum_as_eager, widened
 from ._ops import operator
 from ._rows import (
     as_rows,
@@ -34,7 +34,8 @@ from ._rows import (
     input_gradient,
     load_tile,
     load_vector,
-    moments,
+    normalised,
+    shares,
     store_tile,
     streams,
     sum_partials,
@@ -55,6 +56,8 @@ MAX_BLOCK = 8192
 
 #: Size: columns, rounded up to a power of two. 32 elements a thread, since this kernel is short of
 #: instructions rather than of bandwidth: vectors are unpacked, and reductions made, once for many elements.
+#: JOIN: warps that share a row wait for each other once. programs_per_sm: each takes many tiles, the next one
+#: on its way while one is worked on; without it a program takes one tile.
 FORWARD = LaunchTable(
     "bias_act_norm_forward",
     {
@@ -66,6 +69,16 @@ FORWARD = LaunchTable(
             (2048, {"ROWS": 2, "num_warps": 4}),
             (4096, {"ROWS": 1, "num_warps": 4}),
             (None, {"ROWS": 1, "num_warps": 8}),
+        ],
+        # As few warps as hold a row: one does not wait for another.
+        "sm_90": [
+            (128, {"ROWS": 8, "num_warps": 1}),
+            (256, {"ROWS": 4, "num_warps": 1}),
+            (512, {"ROWS": 2, "num_warps": 1}),
+            (1024, {"ROWS": 1, "num_warps": 1}),
+            (2048, {"ROWS": 1, "num_warps": 2}),
+            (4096, {"ROWS": 1, "num_warps": 4, "STREAM": 1}),
+            (None, {"ROWS": 1, "num_warps": 8, "STREAM": 1}),
         ],
         "interpreter": [(256, {"ROWS": 4, "num_warps": 1}), (None, {"ROWS": 1, "num_warps": 1})],
     },
@@ -82,6 +95,16 @@ BACKWARD = LaunchTable(
             (4096, {"ROWS": 1, "num_warps": 16, "STAGES": 3, "programs_per_sm": 1}),
             (None, {"ROWS": 1, "num_warps": 32, "STAGES": 2, "programs_per_sm": 1}),
         ],
+        # 16 elements a thread.
+        "sm_90": [
+            (128, {"ROWS": 8, "num_warps": 4, "STAGES": 2, "programs_per_sm": 4}),
+            (256, {"ROWS": 4, "num_warps": 4, "STAGES": 2, "programs_per_sm": 4}),
+            (512, {"ROWS": 4, "num_warps": 4, "STAGES": 3, "programs_per_sm": 4}),
+            (1024, {"ROWS": 2, "num_warps": 4, "STAGES": 3, "programs_per_sm": 3}),
+            (2048, {"ROWS": 1, "num_warps": 4, "STAGES": 3, "programs_per_sm": 3}),
+            (4096, {"ROWS": 1, "num_warps": 8, "STAGES": 4, "programs_per_sm": 1}),
+            (None, {"ROWS": 1, "num_warps": 32, "STAGES": 2, "programs_per_sm": 1}),
+        ],
         "interpreter": [
             (256, {"ROWS": 2, "num_warps": 1, "STAGES": 1, "programs_per_sm": 1}),
             (None, {"ROWS": 1, "num_warps": 1, "STAGES": 1, "programs_per_sm": 1}),
@@ -91,28 +114,64 @@ BACKWARD = LaunchTable(
 
 
 @triton.jit
-def _bias_act_norm_forward_kernel(
-    x_ptr, bias_ptr, w_ptr, c_ptr, y_ptr, stats_ptr, x_stride, n_rows, n_cols, eps,
-    ACT: tl.constexpr, ROUGH: tl.constexpr, FULL: tl.constexpr, STREAM: tl.constexpr, ROWS: tl.constexpr,
-    BLOCK: tl.constexpr,
-):  # fmt: skip
-    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+def _load_rows(
+    x_ptr, x_stride, tile, n_rows, n_cols, FULL: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr
+):
+    rows = tile * ROWS + tl.arange(0, ROWS)
     cols = tl.arange(0, BLOCK)
     mask = tile_mask(rows, cols, n_rows, n_cols, FULL)
-    row = rows.to(tl.int64)[:, None]
-    x = load_tile(x_ptr + row * x_stride + cols[None, :], mask, ROWS, FULL)
+    return load_tile(x_ptr + rows.to(tl.int64)[:, None] * x_stride + cols[None, :], mask, ROWS, FULL)
+
+
+@triton.jit
+def _forward_tile(
+    x, tile, bias_ptr, w_ptr, c_ptr, y_ptr, stats_ptr, n_rows, n_cols, eps,
+    ACT: tl.constexpr, ROUGH: tl.constexpr, FULL: tl.constexpr, STREAM: tl.constexpr, ROWS: tl.constexpr,
+    BLOCK: tl.constexpr, SHARES: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
+    rows = tile * ROWS + tl.arange(0, ROWS)
+    cols = tl.arange(0, BLOCK)
     u = widened(x) if bias_ptr is None else sum_as_eager(x, load_vector(bias_ptr, cols, n_cols, FULL))
     # Every activation maps 0 to 0, so that z is 0 beyond the columns.
     z = activation(u, ACT, ROUGH)
-    mean, rstd = moments(z, cols, n_cols, eps, False, FULL)
+    SHORT: tl.constexpr = y_ptr.dtype.element_ty != tl.float32
+    y, mean, rstd = normalised(z, cols, n_cols, eps, False, FULL, SHORT, SHARES, CHUNK)
     tl.store(stats_ptr + rows, mean, mask=rows < n_rows)
     tl.store(stats_ptr + n_rows + rows, rstd, mask=rows < n_rows)
-    y = (z - mean[:, None]) * rstd[:, None]
     if w_ptr is not None:
         y *= widened(load_vector(w_ptr, cols, n_cols, FULL))
     if c_ptr is not None:
         y += widened(load_vector(c_ptr, cols, n_cols, FULL))
-    store_tile(y_ptr + row * n_cols + cols[None, :], y, mask, ROWS, FULL, STREAM)
+    mask = tile_mask(rows, cols, n_rows, n_cols, FULL)
+    store_tile(
+        y_ptr + rows.to(tl.int64)[:, None] * n_cols + cols[None, :], y, mask, ROWS, FULL, STREAM
+    )  # fmt: skip
+
+
+@triton.jit
+def _bias_act_norm_forward_kernel(
+    x_ptr, bias_ptr, w_ptr, c_ptr, y_ptr, stats_ptr, x_stride, n_rows, n_cols, eps,
+    ACT: tl.constexpr, ROUGH: tl.constexpr, FULL: tl.constexpr, STREAM: tl.constexpr, ROWS: tl.constexpr,
+    BLOCK: tl.constexpr, SHARES: tl.constexpr, CHUNK: tl.constexpr, AHEAD: tl.constexpr,
+):  # fmt: skip
+    tile = tl.program_id(0)
+    x = _load_rows(x_ptr, x_stride, tile, n_rows, n_cols, FULL, ROWS, BLOCK)
+    if AHEAD:
+        # The next rows are on their way while these are worked on; after the last, the last once more.
+        tiles = tl.cdiv(n_rows, ROWS)
+        for this in range(tile, tiles, tl.num_programs(0)):
+            following = tl.minimum(this + tl.num_programs(0), tiles - 1)
+            coming = _load_rows(x_ptr, x_stride, following, n_rows, n_cols, FULL, ROWS, BLOCK)
+            _forward_tile(
+                x, this, bias_ptr, w_ptr, c_ptr, y_ptr, stats_ptr, n_rows, n_cols, eps,
+                ACT, ROUGH, FULL, STREAM, ROWS, BLOCK, SHARES, CHUNK,
+            )  # fmt: skip
+            x = coming
+    else:
+        _forward_tile(
+            x, tile, bias_ptr, w_ptr, c_ptr, y_ptr, stats_ptr, n_rows, n_cols, eps,
+            ACT, ROUGH, FULL, STREAM, ROWS, BLOCK, SHARES, CHUNK,
+        )  # fmt: skip
 
 
 @triton.jit
@@ -140,6 +199,8 @@ def _bias_act_norm_backward_kernel(
         rstd = tl.load(stats_ptr + n_rows + rows, mask=rows < n_rows, other=0.0)
         u = widened(x) if bias_ptr is None else sum_as_eager(x, bias)
         xhat = (activation(u, ACT, ROUGH) - mean[:, None]) * rstd[:, None]
+        # Before threads wait for the sums: then one number is held instead of u and all that is made of it.
+        slope = at_once(activation_gradient(u, ACT, EXACT, ROUGH))
         if PARTS > 1:
             dw += tl.sum(dy * xhat, axis=0)
             dc += tl.sum(dy, axis=0)
@@ -147,7 +208,7 @@ def _bias_act_norm_backward_kernel(
             dy = dy * w
         along, level = gradient_means(dy, xhat, n_cols, False)
         dx = input_gradient(dy, xhat, rstd, along, level, False)
-        dx *= activation_gradient(u, ACT, EXACT, ROUGH)
+        dx *= slope
         if PARTS == 1 or PARTS == 3:
             # Masked rows have rstd 0; masked columns are not stored.
             dbias += tl.sum(dx, axis=0)
@@ -251,9 +312,14 @@ def _bias_act_norm(
     block = max(next_power_of_2(n_cols), 8)
     params = dict(FORWARD.pick(block, x.device))
     stream = streams(params.pop("STREAM", 0), y)
-    _bias_act_norm_forward_kernel[(cdiv(n_rows, params["ROWS"]),)](
+    shared = shares(params.pop("JOIN", 0), block, params["ROWS"], params["num_warps"], rows)
+    tiles = cdiv(n_rows, params["ROWS"])
+    # Without a limit, a program for each.
+    programs = min(tiles, params.pop("programs_per_sm", tiles) * sm_count(x.device))
+    _bias_act_norm_forward_kernel[(programs,)](
         rows, bias, weight, shift, y, stats, rows.stride(0), n_rows, n_cols, eps,
-        ACT=name, ROUGH=_rough(x, bias), FULL=block == n_cols, STREAM=stream, BLOCK=block, **params,
+        ACT=name, ROUGH=_rough(x, bias), FULL=block == n_cols, STREAM=stream, BLOCK=block,
+        AHEAD=programs < tiles, **shared, **params,
     )  # fmt: skip
     return y, stats
 

@@ -24,9 +24,9 @@ from torch import Tensor
 from ._device import device_reasons, dtype_reasons, refuse
 from ._family import Family
 from ._launch import LaunchTable, cdiv, next_power_of_2
-from ._math import exp, exp_beside, widened
+from ._math import exp, exp_beside, reciprocal, widened
 from ._ops import autocast_dtype, operator
-from ._rows import store_tile, streams
+from ._rows import shares, store_tile, streams
 from ._triton import tl, triton
 
 FAMILY = Family(
@@ -38,11 +38,18 @@ FAMILY = Family(
 _WHOLE_ROW = 16384
 
 #: Size: columns. TILE: elements of a program that takes several short rows. STREAM: stores pass the cache by
-#: where it could not hold the result.
+#: where it could not hold the result. JOIN: warps that share a row wait for each other once.
 FORWARD = LaunchTable(
     "softmax_forward",
     {
         "default": [
+            (2048, {"TILE": 4096, "num_warps": 4}),
+            (4096, {"TILE": 4096, "num_warps": 8}),
+            (_WHOLE_ROW, {"TILE": 1, "num_warps": 16}),
+            (None, {"TILE": 8192, "num_warps": 16}),
+        ],
+        "sm_90": [
+            (1024, {"TILE": 1024, "num_warps": 2}),
             (2048, {"TILE": 4096, "num_warps": 4}),
             (4096, {"TILE": 4096, "num_warps": 8}),
             (_WHOLE_ROW, {"TILE": 1, "num_warps": 16}),
@@ -111,11 +118,34 @@ def _scores(
 
 
 @triton.jit
+def _shared_softmax(z, SHARES: tl.constexpr, CHUNK: tl.constexpr):
+    """Softmax for results of 16 bits in which warps wait for each other once, not twice.
+
+    Each warp takes powers beside the peak of its own columns (`shares` says which those are) and scales them
+    once the peak and the sum of the row are known.
+    """
+    parts = tl.reshape(z, [z.shape[0], z.shape[1] // (SHARES * CHUNK), SHARES, CHUNK])
+    # A warp that has seen nothing but -inf has powers of 0 and not NaN.
+    own = tl.maximum(tl.max(tl.max(parts, axis=1), axis=2) * 1.4426950408889634, -1e38)
+    e = exp_beside(parts, own[:, None, :, None])
+    peak, total = tl.reduce((own, tl.sum(tl.sum(e, axis=1), axis=2)), 1, _joined_sums)
+    share = tl.exp2(own - peak[:, None]) * reciprocal(total)[:, None]
+    return tl.reshape(e * share[:, None, :, None], z.shape)
+
+
+@triton.jit
+def _joined_sums(peak, total, other_peak, other_total):
+    """Of two sets of powers of 2 beside a peak their union's peak and sum."""
+    top = tl.maximum(peak, other_peak)
+    return top, total * tl.exp2(peak - top) + other_total * tl.exp2(other_peak - top)
+
+
+@triton.jit
 def _softmax_forward_kernel(
     x_ptr, mask_ptr, y_ptr, x_stride, n_rows, n_cols, scale, n_queries, diagonal,
     size_1, size_2, stride_0, stride_1, stride_2, stride_col,
     CAUSAL: tl.constexpr, BOOL: tl.constexpr, LOG: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
-    FULL: tl.constexpr, STREAM: tl.constexpr,
+    FULL: tl.constexpr, STREAM: tl.constexpr, SHARES: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
     cols = tl.arange(0, BLOCK)[None, :]
@@ -126,15 +156,18 @@ def _softmax_forward_kernel(
     row = rows.to(tl.int64)
     z = _scores(x_ptr + row * x_stride, mask_ptrs, stride_col, cols, limit, n_cols, scale, BOOL, FULL)
     EXACT: tl.constexpr = y_ptr.dtype.element_ty == tl.float32
-    peak = tl.max(z, axis=1)[:, None]
-    if LOG or EXACT:
-        z -= peak
-        e = exp(z, EXACT)
+    if SHARES > 1 and not (LOG or EXACT):
+        y = _shared_softmax(z, SHARES, CHUNK)
     else:
-        e = exp_beside(z, peak * 1.4426950408889634)
-    total = _sum(e, 1, EXACT)[:, None]
-    # One rounded division a row is more exact than an approximate one an element, and fewer instructions.
-    y = z - tl.log(total) if LOG else e * tl.div_rn(1.0, total)
+        peak = tl.max(z, axis=1)[:, None]
+        if LOG or EXACT:
+            z -= peak
+            e = exp(z, EXACT)
+        else:
+            e = exp_beside(z, peak * 1.4426950408889634)
+        total = _sum(e, 1, EXACT)[:, None]
+        # One division a row is more exact than an approximate one an element, and fewer instructions.
+        y = z - tl.log(total) if LOG else e * (tl.div_rn(1.0, total) if EXACT else reciprocal(total))
     store_tile(y_ptr + row * n_cols + cols, y, (rows < n_rows) & (cols < n_cols), 1, FULL, STREAM)
 
 
@@ -333,6 +366,9 @@ def softmax_op(
     if mask is not None:
         mask, sizes, strides = _mask_layout(mask.view(torch.uint8) if is_bool else mask, x.shape)
     long, programs, params = _plan(FORWARD, x, causal)
+    join = params.pop("JOIN", 0)
+    if not long:
+        params |= shares(join, params["BLOCK"], params["ROWS"], params["num_warps"], flat)
     (_softmax_forward_long_kernel if long else _softmax_forward_kernel)[(programs,)](
         flat, mask, y, flat.stride(0), flat.shape[0], n_cols, scale,
         x.shape[-2] if x.dim() > 1 else 1, diagonal, *sizes, *strides,

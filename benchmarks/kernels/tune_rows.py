@@ -49,83 +49,104 @@ class Trial:
 
 
 def _rows(keys: str, *values: tuple[int, ...]) -> list[Row]:
-    return [dict(zip(keys.split(), row, strict=False)) for row in values]
+    """Rows of these keys; a value that is not there leaves its key out, as 0 does but for STREAM and JOIN."""
+    rows = [dict(zip(keys.split(), row, strict=False)) for row in values]
+    return [{k: v for k, v in row.items() if v or k in ("STREAM", "JOIN")} for row in rows]
 
 
-def _backward(*values: tuple[int, ...]) -> list[Row]:
-    return _rows("ROWS num_warps STAGES programs_per_sm", *values)
-
-
-WIDE_BACKWARD = _rows(
-    "ROWS num_warps STAGES programs_per_sm SUMMED",
-    (1, 32, 3, 1, 1), (1, 16, 3, 1, 2), (1, 16, 3, 1, 1), (1, 16, 4, 1, 2), (1, 32, 3, 1, 2), (1, 8, 3, 1, 2),
+WIDE_BACKWARD = "ROWS num_warps STAGES programs_per_sm SUMMED"
+BACKWARD = "ROWS num_warps STAGES programs_per_sm maxnreg"
+FORWARD = "ROWS num_warps STREAM JOIN programs_per_sm maxnreg"
+BIASED = _rows(
+    FORWARD,
+    (1, 4, 1), (1, 4, 1, 1), (1, 4, 1, 0, 5), (1, 4, 1, 1, 5), (1, 4, 1, 1, 6, 80), (1, 8, 1, 1),
+    (1, 8, 1, 1, 4, 64), (1, 2, 1, 1),
 )  # fmt: skip
-NARROW_FORWARD = _rows(
-    "ROWS num_warps STREAM", (2, 4, 0), (2, 4, 1), (1, 1, 0), (2, 1, 0), (1, 2, 0), (2, 2, 0), (4, 4, 0)
-)
-FORWARD = _rows("ROWS num_warps STREAM", (1, 8, 0), (1, 8, 1), (1, 4, 0), (1, 4, 1), (1, 16, 0))
-BIASED = _rows("ROWS num_warps STREAM", (1, 4, 0), (1, 4, 1), (1, 8, 0), (1, 8, 1), (2, 8, 0), (1, 16, 0))
-VOCABULARY = [
-    {"BLOCK": 4096, "num_warps": 16},
-    {"BLOCK": 4096, "num_warps": 16, "maxnreg": 40},
-    {"BLOCK": 8192, "num_warps": 16, "maxnreg": 64},
-    {"BLOCK": 8192, "num_warps": 16, "maxnreg": 64, "programs_per_sm": 2},
-    *_rows("BLOCK num_warps", (16384, 32), (8192, 32), (8192, 8)),
-]
+BIASED_BACKWARD = _rows(
+    BACKWARD,
+    (1, 8, 4, 1), (1, 8, 3, 2, 128), (1, 8, 2, 2, 128), (2, 8, 3, 1), (2, 16, 2, 1), (2, 16, 3, 1),
+)  # fmt: skip
+LOSS = _rows(
+    "BLOCK num_warps maxnreg programs_per_sm",
+    (8192, 8, 64), (8192, 8, 64, 4), (8192, 8), (4096, 8), (4096, 8, 0, 5), (4096, 4, 64), (4096, 4, 64, 8),
+    (8192, 16, 64, 2),
+)  # fmt: skip
+LOSS_AND_GRADIENT = _rows(
+    "BLOCK num_warps maxnreg programs_per_sm",
+    (8192, 16, 64), (8192, 16, 64, 2), (8192, 8), (8192, 8, 0, 2), (8192, 8, 80, 3), (16384, 16, 64),
+    (16384, 16, 0, 1),
+)  # fmt: skip
+CAUSAL = _rows("TILE num_warps", (2048, 4), (1024, 2), (1024, 1), (2048, 2))
+NARROW = _rows(FORWARD, (4, 4), (4, 4, 0, 1), (2, 2), (2, 2, 0, 1), (1, 1), (2, 4))
 
 TRIALS = [
-    Trial("norm", "norm_backward", "layer_norm 4096x16384 backward", WIDE_BACKWARD),
-    Trial("norm", "norm_backward", "rms_norm 4096x16384 backward", WIDE_BACKWARD),
     Trial("bias_act_norm", "bias_act_norm_forward", "bias_gelu_tanh_layer_norm 16384x4096 forward", BIASED),
     Trial("bias_act_norm", "bias_act_norm_forward", "bias_gelu_layer_norm 16384x4096 forward", BIASED),
     Trial(
         "bias_act_norm", "bias_act_norm_backward", "bias_gelu_tanh_layer_norm 16384x4096 backward",
-        [
-            *_backward((1, 16, 3, 1), (2, 16, 3, 1), (2, 8, 3, 1), (1, 8, 3, 1), (1, 8, 4, 1)),
-            {"ROWS": 1, "num_warps": 8, "STAGES": 3, "programs_per_sm": 2, "maxnreg": 128},
-        ],
+        BIASED_BACKWARD,
     ),
     Trial(
-        "bias_act_norm", "bias_act_norm_backward", "bias_gelu_layer_norm 16384x4096 backward",
-        [
-            *_backward((1, 16, 3, 1), (2, 16, 3, 1), (2, 8, 3, 1), (1, 8, 3, 1)),
-            {"ROWS": 1, "num_warps": 8, "STAGES": 3, "programs_per_sm": 2, "maxnreg": 128},
-        ],
+        "bias_act_norm", "bias_act_norm_backward", "bias_gelu_layer_norm 16384x4096 backward", BIASED_BACKWARD
     ),
-    Trial("cross_entropy", "cross_entropy_rows", "cross_entropy 8192x50304 forward", VOCABULARY),
-    Trial("cross_entropy", "cross_entropy_rows", "cross_entropy 8192x50304 forward+backward", VOCABULARY),
-    Trial("cross_entropy", "cross_entropy_rows", "cross_entropy 8192x50257 forward+backward", VOCABULARY),
     Trial(
         "bias_act_norm", "bias_act_norm_backward", "bias_gelu_tanh_layer_norm 65536x1024 backward",
-        _backward(
-            (1, 4, 3, 4), (2, 4, 3, 3), (2, 4, 3, 2), (4, 4, 3, 1), (1, 2, 3, 6), (2, 2, 3, 4), (4, 8, 3, 2)
+        _rows(
+            BACKWARD,
+            (2, 4, 3, 3), (2, 4, 3, 4, 128), (1, 4, 3, 4), (1, 1, 3, 8), (1, 1, 2, 8), (1, 2, 3, 8, 128),
         ),
+    ),
+    Trial("cross_entropy", "cross_entropy_loss", "cross_entropy 8192x50304 forward", LOSS),
+    Trial(
+        "cross_entropy", "cross_entropy_rows", "cross_entropy 8192x50304 forward+backward", LOSS_AND_GRADIENT
+    ),
+    Trial("cross_entropy", "cross_entropy_loss", "cross_entropy 8192x50257 forward", LOSS[:4]),
+    Trial(
+        "cross_entropy", "cross_entropy_rows", "cross_entropy 8192x50257 forward+backward", LOSS_AND_GRADIENT
+    ),
+    Trial(
+        "norm", "norm_backward", "layer_norm 4096x16384 backward",
+        _rows(
+            WIDE_BACKWARD,
+            (1, 32, 3, 1, 1), (1, 16, 2, 1, 2), (1, 16, 3, 1, 2), (1, 8, 2, 1, 2), (1, 32, 2, 1, 1),
+        ),
+    ),
+    Trial(
+        "norm", "norm_backward", "rms_norm 4096x16384 backward",
+        _rows(WIDE_BACKWARD, (1, 32, 3, 1, 1), (1, 16, 2, 1, 2), (1, 32, 2, 1, 1), (1, 8, 2, 1, 2)),
+    ),
+    Trial(
+        "norm", "norm_forward", "layer_norm 4096x16384 forward",
+        _rows(
+            "ROWS num_warps JOIN maxnreg", (1, 16, 0, 64), (1, 16, 1, 64), (1, 8, 0), (1, 8, 1), (1, 16, 1)
+        ),
+    ),
+    Trial(
+        "norm", "norm_forward", "layer_norm 16384x4096 forward",
+        _rows(FORWARD, (1, 8), (1, 8, 0, 1), (1, 4), (1, 4, 0, 1)),
+    ),
+    Trial("norm", "norm_forward", "rms_norm 16384x4096 forward", _rows(FORWARD, (1, 8), (1, 4))),
+    Trial("norm", "norm_forward", "layer_norm 65536x1024 forward", NARROW),
+    Trial(
+        "norm", "norm_forward", "rms_norm 65536x1024 forward",
+        _rows(FORWARD, (4, 4), (2, 2), (1, 1), (2, 4)),
     ),
     Trial(
         "bias_act_norm", "bias_act_norm_forward", "bias_gelu_tanh_layer_norm 65536x1024 forward",
-        [{"ROWS": 4, "num_warps": 4}, {"ROWS": 4, "num_warps": 8}, *NARROW_FORWARD],
-    ),
-    Trial("norm", "norm_forward", "layer_norm 65536x1024 forward", NARROW_FORWARD),
-    Trial("norm", "norm_forward", "layer_norm 16384x4096 forward", FORWARD),
-    Trial("norm", "norm_forward", "rms_norm 16384x4096 forward", FORWARD),
-    Trial(
-        "norm", "norm_forward", "layer_norm 4096x16384 forward",
-        [
-            {"ROWS": 1, "num_warps": 16, "maxnreg": 64},
-            {"ROWS": 1, "num_warps": 16, "maxnreg": 64, "STREAM": 1},
-            *_rows("ROWS num_warps", (1, 8), (1, 16), (1, 32)),
-        ],
+        _rows(FORWARD, (1, 1), (1, 1, 1), (1, 1, 0, 0, 24), (1, 1, 0, 0, 20), (1, 2, 0, 1), (2, 1)),
     ),
     Trial(
         "softmax", "softmax_forward", "softmax 16384x4096 forward",
-        _rows("TILE num_warps STREAM", (1, 8, 0), (1, 8, 1), (1, 4, 0), (1, 4, 1), (1, 16, 0)),
+        _rows("TILE num_warps STREAM JOIN", (4096, 8), (4096, 8, 0, 1), (4096, 4, 0, 1), (4096, 8, 1, 1)),
     ),
     Trial(
+        "softmax", "softmax_forward", "softmax 8192x16384 forward",
+        _rows("TILE num_warps JOIN maxnreg", (1, 16), (1, 16, 1), (1, 16, 1, 64), (1, 8, 1)),
+    ),
+    Trial("softmax", "softmax_backward", "softmax_causal 96x1024x1024 forward+backward", CAUSAL),
+    Trial(
         "softmax", "softmax_forward", "softmax_causal 96x1024x1024 forward",
-        _rows(
-            "TILE num_warps STREAM",
-            (4096, 4, 0), (4096, 4, 1), (2048, 1, 0), (1024, 1, 0), (2048, 2, 0), (2048, 4, 0), (1024, 2, 0),
-        ),
+        _rows("TILE num_warps", (1024, 2), (1024, 1), (4096, 4)),
     ),
 ]  # fmt: skip
 

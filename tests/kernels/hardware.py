@@ -2,9 +2,10 @@
 
 NumPy rounds each operation correctly; a GPU does not where Triton asks for its approximations. Here those
 results are off by up to what NVIDIA's PTX reference gives as the largest ("Floating Point Instructions"): 2
-ulp of ex2.approx and of div.full, 1 ulp of rcp.approx and of sqrt.approx; by how much is a hash of the
-operands, so that a repeat gives the same. `expf` is CUDA's function of that name, ex2.approx of a product
-with log2(e) that is not rounded: what PyTorch's own kernels call, and ours where they are to be as exact.
+ulp of ex2.approx and of div.full, 1 ulp of rcp.approx, sqrt.approx and rsqrt.approx; by how much is a hash
+of the operands, so that a repeat gives the same. `expf` is CUDA's function of that name, ex2.approx of a
+product with log2(e) that is not rounded: what PyTorch's own kernels call, and ours where they are to be as
+exact.
 """
 
 from __future__ import annotations
@@ -30,6 +31,9 @@ def install(monkeypatch: Any, seed: int = 0) -> None:
     monkeypatch.setattr(
         builder, "create_sqrt", lambda b, x: b.unary_op(x, lambda x: _off(np.sqrt, 1, seed, x))
     )
+    monkeypatch.setattr(
+        builder, "create_rsqrt", lambda b, x: b.unary_op(x, lambda x: _off(_rsqrt, 1, seed, x))
+    )
     fuse(monkeypatch)
     monkeypatch.setattr(builder, "create_fdiv", lambda b, x, y: b.binary_op(x, y, divide))
 
@@ -47,6 +51,10 @@ def exp2(x: np.ndarray, seed: int = 0) -> np.ndarray:
 def expf(x: np.ndarray, seed: int = 0) -> np.ndarray:
     """CUDA's exponential to base e."""
     return _off(np.exp, np.where(x == 0, 0, 2), seed, x)
+
+
+def _rsqrt(x: np.ndarray) -> np.ndarray:
+    return 1 / np.sqrt(x)
 
 
 def _off(function: Any, ulps: Any, seed: int, *operands: np.ndarray) -> np.ndarray:

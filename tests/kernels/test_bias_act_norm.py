@@ -71,6 +71,20 @@ def test_extreme_rows_are_as_exact_as_eager(device, dtype, value):
     check(ours("gelu_tanh"), reference("gelu_tanh"), tensors, gradient_ulps=16)
 
 
+@pytest.mark.quick
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("cols", [1024, 300])
+@pytest.mark.parametrize("rows", [1, 2])
+def test_programs_that_take_several_rows_and_warps_that_wait_once_are_as_exact_as_eager(
+    device, dtype, cols, rows, monkeypatch, poisoned
+):
+    # GIVEN more rows than the programs take at once, the last of them in a tile of their own
+    row = {"ROWS": rows, "num_warps": 4, "JOIN": 1, "programs_per_sm": 1}
+    monkeypatch.setattr(family.FORWARD, "rows", {"default": ((None, row),)})
+    n_rows = 7 if device.type == "cpu" else 1001
+    check(ours("gelu_tanh"), reference("gelu_tanh"), made(device, dtype, n_rows, cols))
+
+
 def test_rows_too_wide_for_one_pass_take_two_steps(device, monkeypatch):
     monkeypatch.setattr(family, "MAX_BLOCK", 64)
     tensors = made(device, torch.float32, 4, 96)

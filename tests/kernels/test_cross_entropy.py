@@ -75,12 +75,18 @@ def test_a_gradient_written_in_the_forward_equals_one_computed_later(device, dty
 
 
 @pytest.mark.quick
-def test_programs_that_take_several_rows_each_match_eager(device, monkeypatch, poisoned):
-    # GIVEN no more programs than multiprocessors, and edges before and after a row's whole tiles
+@pytest.mark.parametrize("early", [True, False])
+@pytest.mark.parametrize("classes", [1301, 1024, 7])
+def test_programs_that_take_several_rows_each_match_eager(device, monkeypatch, poisoned, early, classes):
+    # GIVEN no more programs than multiprocessors, and groups before and after a row's whole tiles
     row = {"BLOCK": 512, "num_warps": 1, "programs_per_sm": 1}
-    monkeypatch.setattr(ce.ROWS, "rows", {"default": ((None, row),)})
-    rows = 5 if device.type == "cpu" else 1001
-    _judge(_logits(device, torch.float16, rows, 1301), _target(device, rows, 1301), label_smoothing=0.1)
+    for table in (ce.ROWS, ce.LOSS):
+        monkeypatch.setattr(table, "rows", {"default": ((None, row),)})
+    rows = 7 if device.type == "cpu" else 1001
+    _judge(
+        _logits(device, torch.float16, rows, classes), _target(device, rows, classes),
+        label_smoothing=0.1, gradient_in_forward=early,
+    )  # fmt: skip
 
 
 @pytest.mark.quick

@@ -164,6 +164,23 @@ def test_rows_walked_in_blocks_are_as_exact_as_eager(device, dtype, cols, narrow
     check(lambda x: layer(x), lambda x: layer_reference(x), {"x": tensors["x"]})
 
 
+@pytest.mark.quick
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("warps", "rows"), [(4, 1), (2, 2)])
+@pytest.mark.parametrize("cols", [2048, 1000])
+def test_warps_that_wait_for_each_other_once_are_as_exact_as_eager(
+    device, dtype, warps, rows, cols, monkeypatch, poisoned
+):
+    # GIVEN rows whose mean is not zero, one of them constant, and columns that differ from warp to warp
+    row = {"ROWS": rows, "num_warps": warps, "JOIN": 1}
+    monkeypatch.setattr(_norm_rows.FORWARD, "rows", {"default": ((None, row),)})
+    tensors = made(device, dtype, 5, cols)
+    tensors["x"] += 3
+    tensors["x"][1] = 100
+    tensors["x"][2, cols // 4 :] *= 3
+    check(layer, layer_reference, tensors, gradients=False)
+
+
 def test_sums_that_do_not_fit_into_registers_are_made_apart(device, monkeypatch, poisoned):
     row = {"ROWS": 1, "num_warps": 1, "STAGES": 1, "programs_per_sm": 1, "SUMMED": 1}
     monkeypatch.setattr(_norm_rows.BACKWARD, "rows", {"default": ((None, row),)})

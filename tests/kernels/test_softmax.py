@@ -35,6 +35,24 @@ def test_rows_that_fit_match_eager(device, dtype, log, columns, poisoned):
     _judge(_x(device, dtype, 5, columns), scale=0.3, log=log)
 
 
+@pytest.mark.parametrize("dtype", cases([torch.bfloat16], [torch.float16]))
+@pytest.mark.parametrize("warps", [2, 4])
+def test_warps_that_wait_for_each_other_once_match_eager(device, dtype, warps, monkeypatch, poisoned):
+    # GIVEN peaks that differ from warp to warp, and columns of -inf as wide as a warp's or a row
+    skip_unless_runnable(device, dtype)
+    row = {"TILE": 1, "num_warps": warps, "JOIN": 1}
+    monkeypatch.setattr(sm.FORWARD, "rows", {"default": ((None, row),)})
+    x = _x(device, dtype, 6, 2048)
+    x[1] += torch.linspace(0, 200, 2048, device=device).to(dtype)
+    x[2, 256:512] = x[2, 1280:1536] = -torch.inf
+    x[3, :1900] = -torch.inf
+    x[4] = -3e4
+    _judge(x, scale=0.3, gradients=False)
+    x[5] = -torch.inf
+    assert sm.softmax(x)[5].isnan().all()
+    _judge(x[:5, :1000].contiguous())
+
+
 @pytest.mark.parametrize("columns", cases([16385], [20000, 65536]))
 @pytest.mark.parametrize("log", LOGS)
 def test_rows_too_long_for_registers_match_eager(device, columns, log, poisoned):
