@@ -30,9 +30,12 @@ def query_gradient_kernel(
     PACKED: tl.constexpr, LOWER_RIGHT: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr,
     BIAS: tl.constexpr, PER_KEY: tl.constexpr, SOFTCAP: tl.constexpr, DROPOUT: tl.constexpr,
     KEEP: tl.constexpr, PRECISION: tl.constexpr, TMA: tl.constexpr, BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
+    BLOCK_N: tl.constexpr, PRECISE: tl.constexpr,
 ):  # fmt: skip
-    """dq = scale dS k, and delta = rowsum(grad * out), which `key_gradient_kernel` reads."""
+    """dq = scale dS k, and delta, which `key_gradient_kernel` reads.
+
+    delta = rowsum(grad * out), or with `PRECISE` rowsum(P * dP), in a sweep over the keys before that for dq.
+    """
     block, plane = work_item(n_blocks, n_planes, together, RIGHT)
     batch, head = plane // heads, plane % heads
     first_q, len_q = sequence(cu_q, batch, n_q, PACKED)
@@ -58,41 +61,50 @@ def query_gradient_kernel(
 
     stat = (at * heads + head).to(tl.int64) * lse_rows + first_q + i
     end = first_q + len_q
-    o = load_rows(out, at, head, first_q + row, end, o_b, o_h, o_n, DIM_V, BLOCK_M, COLS_V, True, False)
     g = load_rows(
         grad_plain, at, head, first_q + row, end, g_b, g_h, g_n, DIM_V, BLOCK_M, COLS_V, True, False
     )
-    row_delta = tl.sum(o.to(tl.float32) * g.to(tl.float32), 1)
-    tl.store(delta + stat, row_delta, mask=i < len_q)
+    if PRECISE:
+        row_delta = tl.zeros([BLOCK_M], tl.float32)
+    else:
+        o = load_rows(out, at, head, first_q + row, end, o_b, o_h, o_n, DIM_V, BLOCK_M, COLS_V, True, False)
+        row_delta = tl.sum(o.to(tl.float32) * g.to(tl.float32), 1)
+        tl.store(delta + stat, row_delta, mask=i < len_q)
     row_lse = tl.load(lse + stat, mask=i < len_q, other=float("inf"))
     queries = load_rows(q, at, head, first_q + row, end, q_b, q_h, q_n, DIM, BLOCK_M, COLS, True, TMA)
     if TMA:
         g = load_rows(grad, at, head, first_q + row, end, g_b, g_h, g_n, DIM_V, BLOCK_M, COLS_V, True, TMA)
     acc = tl.zeros([BLOCK_M, COLS], tl.float32)
-    for part in tl.static_range(0 if LEFT else 1, 3):
-        if part == 0:
-            lo, hi = start, whole
-        elif part == 1:
-            lo, hi = whole, until
-        else:
-            lo, hi = until, stop
-        for col in tl.range(lo, hi, BLOCK_N):
-            keys = load_rows(k, at, head // group, first_k + col, first_k + len_k, k_b, k_h, k_n,
-                             DIM, BLOCK_N, COLS, part != 1, TMA)  # fmt: skip
-            values = load_rows(v, at, head // group, first_k + col, first_k + len_k, v_b, v_h, v_n,
-                               DIM_V, BLOCK_N, COLS_V, part != 1, TMA)  # fmt: skip
-            j = col + tl.arange(0, BLOCK_N)
-            raw = tl.dot(queries, tl.trans(keys), input_precision=PRECISION)
-            dp = tl.dot(g, tl.trans(values), input_precision=PRECISION)
-            scores, slope = cap(raw, scale, softcap, SOFTCAP)
-            scores = masked(scores, i[:, None], j[None, :], len_q, len_k, low, high, bias, bias_m, bias_n,
-                            scale, BIAS, PER_KEY, SOFTCAP, LEFT, RIGHT, part != 1)  # fmt: skip
-            p = tl.exp2((scores - row_lse[:, None]) * factor)
-            if DROPOUT:
-                keep = kept(seed, plane, row, n_q, col, n_k, KEEP, BLOCK_M, BLOCK_N)
-                dp = tl.where(keep, dp * share, 0.0)
-            ds = p * (dp - row_delta[:, None]) * slope
-            acc = tl.dot(ds.to(keys.dtype), keys, acc, input_precision=PRECISION)
+    for sweep in tl.static_range(0 if PRECISE else 1, 2):
+        for part in tl.static_range(0 if LEFT else 1, 3):
+            if part == 0:
+                lo, hi = start, whole
+            elif part == 1:
+                lo, hi = whole, until
+            else:
+                lo, hi = until, stop
+            for col in tl.range(lo, hi, BLOCK_N):
+                keys = load_rows(k, at, head // group, first_k + col, first_k + len_k, k_b, k_h, k_n,
+                                 DIM, BLOCK_N, COLS, part != 1, TMA)  # fmt: skip
+                values = load_rows(v, at, head // group, first_k + col, first_k + len_k, v_b, v_h, v_n,
+                                   DIM_V, BLOCK_N, COLS_V, part != 1, TMA)  # fmt: skip
+                j = col + tl.arange(0, BLOCK_N)
+                raw = tl.dot(queries, tl.trans(keys), input_precision=PRECISION)
+                dp = tl.dot(g, tl.trans(values), input_precision=PRECISION)
+                scores, slope = cap(raw, scale, softcap, SOFTCAP)
+                scores = masked(scores, i[:, None], j[None, :], len_q, len_k, low, high, bias, bias_m, bias_n,
+                                scale, BIAS, PER_KEY, SOFTCAP, LEFT, RIGHT, part != 1)  # fmt: skip
+                p = tl.exp2((scores - row_lse[:, None]) * factor)
+                if DROPOUT:
+                    keep = kept(seed, plane, row, n_q, col, n_k, KEEP, BLOCK_M, BLOCK_N)
+                    dp = tl.where(keep, dp * share, 0.0)
+                if sweep == 0:
+                    row_delta += tl.sum(p * dp, 1)
+                else:
+                    ds = p * (dp - row_delta[:, None]) * slope
+                    acc = tl.dot(ds.to(keys.dtype), keys, acc, input_precision=PRECISION)
+        if sweep == 0:
+            tl.store(delta + stat, row_delta, mask=i < len_q)
     store_rows(dq, acc * scale, at, head, first_q + row, end, dq_b, dq_h, dq_n, DIM, BLOCK_M, COLS)
 
 

@@ -124,6 +124,7 @@ def _forward_fake(
     lower_right: bool,
     max_q: int,
     max_k: int,
+    precise: bool = False,
 ) -> tuple[Tensor, Tensor]:
     return _like(q, q.shape[2], v.shape[3]), q.new_empty(q.shape[:3], dtype=torch.float32)
 
@@ -143,7 +144,7 @@ def _setup(ctx: Any, inputs: Any, output: Any) -> None:
 def _backward(ctx: Any, grad: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
     q, k, v, bias, cu_q, cu_k, seed, out, lse = ctx.saved_tensors
     grads = attention_gradient_op(grad, q, k, v, out, lse, bias, cu_q, cu_k, seed, *ctx.rest)
-    return (*grads, *[None] * 12)
+    return (*grads, *[None] * 13)
 
 
 @operator("attention_backward", fake=_gradient_fake)
@@ -166,8 +167,9 @@ def attention_gradient_op(
     lower_right: bool,
     max_q: int,
     max_k: int,
+    precise: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of q, k and v, laid out as they are."""
+    """Gradients of q, k and v, laid out as they are; `precise` as `attention` has it."""
     dq, dk, dv = (_like(x, x.shape[2], x.shape[3]) for x in (q, k, v))
     if not (q.numel() and k.numel() and v.numel()) or dropout == 1.0:
         return dq.zero_(), dk.zero_(), dv.zero_()
@@ -184,7 +186,7 @@ def attention_gradient_op(
 
     planes, cells = batch * heads, None
     together = _together(q, k, v, planes, heads // heads_k)
-    if params := _roles(QUERY_GRADIENT, options, q, k, v, grad):
+    if not precise and (params := _roles(QUERY_GRADIENT, options, q, k, v, grad)):
         mask = prepared(bias)
         cells = mask.cells
         launch_query_gradient(q, k, v, out, grad, dq, lse, delta, mask, *window, together, processors, params)
@@ -200,7 +202,7 @@ def attention_gradient_op(
             query, key, value, out, grad_source, grad, dq, lse, delta, bias, cu_q, cu_k, seed,
             *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *out.stride()[:3], *grad.stride()[:3],
             *dq.stride()[:3], *_bias_strides(bias), heads, heads // heads_k, planes, blocks, together,
-            *scalars, **options, **params,
+            *scalars, **options, **params, PRECISE=precise,
         )  # fmt: skip
 
     by_role = _roles(KEY_GRADIENT, options, q, k, v, grad)
@@ -265,6 +267,7 @@ def attention_op(
     lower_right: bool,
     max_q: int,
     max_k: int,
+    precise: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """The output, laid out as q, and the log-sum-exp of each row's scores in the kernels' own units.
 

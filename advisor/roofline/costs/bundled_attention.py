@@ -1,12 +1,13 @@
 """The bundled attention: two products forward, seven backward, since no gradient is summed by atomics.
 
-One kernel computes dq (scores, dp, dq), another dk and dv (scores, dp, dv, dk). An ideal operator would need
-five products, and that is its cost as a whole; what the kernels compute again is theirs alone.
+One kernel computes dq (scores, dp, dq; with ``precise_gradient`` scores and dp once more before), another dk
+and dv (scores, dp, dv, dk). An ideal operator would need five products, and that is its cost as a whole; what
+the kernels compute again is theirs alone.
 """
 
 from __future__ import annotations
 
-from advisor.roofline.costs.args import Unknown, flag, footprint, integer, itemsize, optional, tensor
+from advisor.roofline.costs.args import Unknown, flag, footprint, integer, itemsize, optional, tensor, text
 from advisor.roofline.costs.model import Cost, OpCall, Tensor
 from advisor.roofline.costs.registry import Result, assign, cost
 from advisor.roofline.costs.roles import matrix_pipe
@@ -61,7 +62,8 @@ def forward(call: OpCall) -> Cost:
 
 @cost("advisor_kernels::attention_backward")
 def backward(call: OpCall) -> Result:
-    """Both kernels read q, k, v, the output's gradient and the row statistics; the first the output too."""
+    """Both kernels read q, k, v, the output's gradient and the row statistics; the first the output too,
+    unless it sums what it needs of that itself."""
     grad, q, k, v, out = (tensor(call, index) for index in range(5))
     mask = optional(call, 6)
     pairs = _pairs(call, q, k, packed=7, window=13)
@@ -69,7 +71,11 @@ def backward(call: OpCall) -> Result:
     inputs = sum(map(footprint, (grad, q, k, v))) + (footprint(mask) if mask else 0.0)
     pipe = matrix_pipe("", q.dtype, call.settings)
     of_q, of_kv = _size(q), _size(k) + _size(v)
-    query = Cost(2.0 * pairs * (2 * dim + dim_v), inputs + footprint(out) + 4 * rows, of_q + 4 * rows, pipe)
+    # Traces of before it could be asked for lack the argument.
+    precise = text(call, 18).lower() in ("true", "1")
+    sweeps = 2.0 * pairs * (2 * dim + dim_v + (dim + dim_v) * precise)
+    read = inputs + 4 * rows + (0.0 if precise else footprint(out))
+    query = Cost(sweeps, read, of_q + 4 * rows, pipe)
     key = Cost(4.0 * pairs * (dim + dim_v), inputs + 8 * rows, of_kv, pipe)
     whole = Cost(2.0 * pairs * (3 * dim + 2 * dim_v), inputs + footprint(out) + 4 * rows, of_q + of_kv, pipe)
     # Sums of parts, where few key heads are shared out: an ideal kernel has none.

@@ -60,6 +60,17 @@ def candidates(settings: dict[str, Any], grouped: int, called: bool = False) -> 
             grouped=grouped,
             **settings,
         )
+    if settings["compute"] != torch.float32:
+        # PyTorch's kernels round as the plain one does: where that is too much, this one is left.
+        precise = ", precise_gradient=True"
+        yield bundled(
+            "attention (precise gradient)",
+            _bundled,
+            _bundled_reasons,
+            _OURS.format(arguments=mask + (", causal=True" if causal else "") + arguments + precise),
+            precise=True,
+            **settings,
+        )
 
 
 def _backends() -> dict[str, str | None]:
@@ -126,6 +137,7 @@ def _bundled(
     dropout_p: float,
     compute: torch.dtype,
     dtype: torch.dtype,
+    precise: bool = False,
 ) -> Tensor:
     mask = _merged(masks, forms, _rank(orders, batch))
     q, k, v = _inputs(q, k, v, orders, batch, compute)
@@ -139,6 +151,7 @@ def _bundled(
         scale=scale,
         softcap=softcap,
         dropout_p=dropout_p,
+        precise_gradient=precise,
     )
     return _back(y, orders[3], dtype, batch)
 

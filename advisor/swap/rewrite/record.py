@@ -125,9 +125,10 @@ class CudaRecorder:
         if free + reserved < _FRAGMENTED * self._loop_bytes + pool + _SPARE_BYTES:
             raise Unrecordable(f"beside the loop there is no room for the {pool / 1e9:.1f} GB of it")
         if self._loop_bytes and allocated + self.held_bytes > self._loop_bytes and not self._may_grow:
+            before, after = self._loop_bytes / 1e9, (allocated + self.held_bytes) / 1e9
             raise Unrecordable(
-                f"it holds {pool / 1e9:.1f} GB, with which memory would grow from {self._loop_bytes / 1e9:.1f} "
-                f"to {(allocated + self.held_bytes) / 1e9:.1f} GB; swap_max_memory_growth allows more"
+                f"it holds {pool / 1e9:.1f} GB, with which memory would grow from {before:.1f} to "
+                f"{after:.1f} GB; swap_max_memory_growth allows more"
             )
 
     def _captured(self, run: Callable[[], _T]) -> tuple[_T, Callable[[], None]]:

@@ -59,3 +59,15 @@ def test_the_backwards_kernels_compute_seven_products_and_the_operator_needs_fiv
     product = 2 * 8 * (2 * 4 * 6 * 10)
     assert [found.flops for found in launch_costs(recorded)] == [3 * product, 4 * product]
     assert op_cost(recorded).flops == 5 * product
+
+
+def test_a_precise_gradient_multiplies_twice_more_and_reads_no_output():
+    args = (Q, Q, K, K, Q, ROWS, None, None, None, None, *SCALARS, "-1", "-1", "False", *ENDS)
+    kernels = [Launch("query_gradient_kernel", 8), Launch("key_gradient_kernel", 8)]
+    plain, precise = (
+        launch_costs(call("advisor_kernels::attention_backward", *args, said, kernels=kernels))
+        for said in ("False", "True")
+    )
+    product = 2 * 8 * (2 * 4 * 6 * 10)
+    assert [found.flops for found in precise] == [5 * product, 4 * product]
+    assert plain[0].bytes_read - precise[0].bytes_read == 2 * (2 * 4 * 6 * 8)
