@@ -64,20 +64,21 @@ def paged_attention_kernel(
     row_block, pid = pid % row_blocks, pid // row_blocks
     head, pid = pid % kv_heads, pid // kv_heads
     split, batch = pid % splits, pid // splits
+    rows = row_block * BLOCK_M + tl.arange(0, BLOCK_M)
+    cols = tl.arange(0, COLS)
+    query, q_head = rows // group, head * group + rows % group
+    inside = query < n_queries
+    at = q + batch.to(tl.int64) * q_b + query.to(tl.int64) * q_n + q_head.to(tl.int64) * q_h
+    filled = inside[:, None] & (cols < DIM)[None, :]
+    # Read whether or not the split has tokens, so that it does not wait for the length.
+    queries = tl.load(at[:, None] + cols[None, :], mask=filled, other=0.0)
     length, first, start, share = seen_span(
         lengths, batch, n_queries, capacity, left, splits, WINDOW, BLOCK_N, LEAST
     )
     low = start + split * share
     high = tl.minimum(low + share, length)
     if not PARTS or low < high:
-        rows = row_block * BLOCK_M + tl.arange(0, BLOCK_M)
-        cols = tl.arange(0, COLS)
-        query, q_head = rows // group, head * group + rows % group
-        inside = query < n_queries
         position = length - n_queries + query
-        at = q + batch.to(tl.int64) * q_b + query.to(tl.int64) * q_n + q_head.to(tl.int64) * q_h
-        filled = inside[:, None] & (cols < DIM)[None, :]
-        queries = tl.load(at[:, None] + cols[None, :], mask=filled, other=0.0)
         if SCALED:
             scale *= tl.load(k_scale + head)
         if ALIBI:

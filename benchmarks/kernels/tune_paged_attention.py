@@ -3,8 +3,8 @@
     python -m benchmarks.kernels.tune_paged_attention [--dims 64 128 256] [--budget-s 60]
 
 Prints, fastest first, what `SPLIT` of `kernels/_paged_ops.py` may take over for this architecture: the sum of
-the times of a batch of sequences and of a single long one. A candidate costs seconds to compile; the
-likeliest come first.
+the times of a batch of sequences and of a single long one, of calls in a row; a single call's time stands
+before each. A candidate costs seconds to compile; the likeliest come first.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from advisor.kernels import _paged_ops as ops
 from advisor.kernels._device import architecture
 from advisor.kernels._launch import next_power_of_2
 from advisor.kernels.bench.paged_attention import Shape, inputs
-from advisor.kernels.bench.timing import median_ms
+from advisor.kernels.bench.timing import both_clocks_ms
 from advisor.kernels.paged_attention import paged_attention
 
 #: Tokens a tile: as many bytes as the present tile has, half and twice as many.
@@ -43,13 +43,13 @@ def candidates(now: Mapping[str, int]) -> Iterator[dict[str, int]]:
             yield row | {"per_sm": per_sm, "maxnreg": min(registers, 255)}
 
 
-def checked_ms(shape: Shape, sets: list[Any], expected: list[torch.Tensor]) -> float:
-    """Median time of one call; raises where the result is another."""
+def checked_ms(shape: Shape, sets: list[Any], expected: list[torch.Tensor]) -> tuple[float, float]:
+    """Median time of a single call and of one in a row; raises where the result is another."""
     longest = max(shape.lens)
     calls = [lambda given=given: paged_attention(*given, max_context_len=longest) for given in sets]
     for call, right in zip(calls, expected, strict=True):
         torch.testing.assert_close(call(), right, atol=2e-2, rtol=2e-2)
-    return median_ms(calls, 12)
+    return both_clocks_ms({"ours": calls}, 12)["ours"]
 
 
 def tune(dim: int, budget_s: float) -> list[tuple[float, dict[str, int]]]:
@@ -69,8 +69,9 @@ def tune(dim: int, budget_s: float) -> list[tuple[float, dict[str, int]]]:
         except Exception as error:  # noqa: BLE001
             print(f"  {row}: {type(error).__name__}", flush=True)
             continue
-        found.append((sum(times), row))
-        print(f"  {row}: {' + '.join(f'{ms:.4f}' for ms in times)} ms", flush=True)
+        found.append((sum(in_a_row for _, in_a_row in times), row))
+        cells = (f"{single:.4f}, in a row {in_a_row:.4f}" for single, in_a_row in times)
+        print(f"  {row}: {' + '.join(cells)} ms", flush=True)
     ops.SPLIT.rows = before
     return sorted(found, key=lambda pair: pair[0])
 
