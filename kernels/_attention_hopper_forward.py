@@ -10,7 +10,7 @@ groups that are done with a buffer. Use n of a ring finds buffer n % stages, in 
 """
 
 # Gluon takes some of Python: no enumerate, no starred lists, no chained conditions on constants.
-# ruff: noqa: RUF005, SIM102, SIM108
+# ruff: noqa: RUF005, SIM108
 
 from collections.abc import Mapping
 
@@ -29,7 +29,8 @@ if AVAILABLE:
         key_blocks,
         load_bias,
         load_bits,
-        masked_by,
+        load_numbers,
+        mask_applied,
         mbarrier,
         rows_of,
         seen_alone,
@@ -84,18 +85,14 @@ if AVAILABLE:
 
     @gluon.jit
     def probabilities(
-        raw, top, total, edge, code, bits, row, col, n_k, low, high, factor, scale_2,
+        raw, top, total, edge, code, bits, numbers, row, col, n_k, low, high, factor, scale_2,
         MASKED: gl.constexpr, LEFT: gl.constexpr, RIGHT: gl.constexpr, EXACT: gl.constexpr,
     ):  # fmt: skip
         """Of a block of scores, with what joins it to the blocks before: maximum, sum, shrinkage of both.
 
         A row's maximum, scaled, is rounded alike in all that is made of it, so that the rounding cancels.
         """
-        if MASKED == 2:
-            if code == 1:
-                raw = masked_by(raw, bits)
-        if MASKED == 1:
-            raw = gl.fma(raw, scale_2, bits)
+        raw = mask_applied(raw, code, bits, numbers, scale_2, MASKED)
         if edge:
             raw = seen_alone(raw, row, col, n_k, low, high, LEFT, RIGHT)
         new_top = gl.maximum(top, gl.max(raw, 1))
@@ -111,9 +108,9 @@ if AVAILABLE:
     @gluon.jit
     def block_step(
         raw_layout: gl.constexpr, queries, k_tiles, v_tiles, k_ready, k_empty, v_ready, v_empty,
-        acc, weights, top, total, count, edge, code, words, row, col, n_q, n_k, low, high,
-        factor, scale_2, MASKED: gl.constexpr, LEFT: gl.constexpr, RIGHT: gl.constexpr, EXACT: gl.constexpr,
-        STAGES: gl.constexpr,
+        acc, weights, top, total, count, edge, code, words, added, x_m, x_n, row, col, n_q, n_k,
+        low, high, factor, scale_2, MASKED: gl.constexpr, LEFT: gl.constexpr, RIGHT: gl.constexpr,
+        EXACT: gl.constexpr, STAGES: gl.constexpr,
     ):  # fmt: skip
         """Scores of one more block; beside their softmax runs the product of the weights before them."""
         at, phase = count % STAGES, (count // STAGES) & 1
@@ -122,10 +119,13 @@ if AVAILABLE:
         BLOCK_N: gl.constexpr = k_tiles.shape[3]
         # Asked for early: they come while the scores are worked out.
         bits = 0
-        if MASKED == 2:
+        if (MASKED == 2) | (MASKED == 3):
             bits = load_bits(words, col, BLOCK_N)
         if MASKED == 1:
             bits = load_bias(words + col, col, n_k, 0, raw_layout)[None, :]
+        numbers = load_numbers(
+            added, row, col, n_q, n_k, x_m, x_n, code, ROWS, BLOCK_N, raw_layout, MASKED
+        )  # fmt: skip
         raw = gl.zeros([ROWS, BLOCK_N], gl.float32, raw_layout)
         mbarrier.wait(k_ready.index(at), phase)
         raw = warpgroup_mma(queries, rows_of(k_tiles, at).permute((1, 0)), raw, use_acc=False, is_async=True)
@@ -134,7 +134,7 @@ if AVAILABLE:
         raw = warpgroup_mma_wait(num_outstanding=1, deps=(raw,))
         mbarrier.arrive(k_empty.index(at), count=1)
         p, top, total, shrink = probabilities(
-            raw, top, total, edge, code, bits, row, col, n_k, low, high, factor, scale_2,
+            raw, top, total, edge, code, bits, numbers, row, col, n_k, low, high, factor, scale_2,
             MASKED, LEFT, RIGHT, EXACT,
         )  # fmt: skip
         acc, weights = warpgroup_mma_wait(num_outstanding=0, deps=(acc, weights))
@@ -145,8 +145,8 @@ if AVAILABLE:
 
     @gluon.jit
     def attend(
-        out, lse, mask, lists, q_tiles, k_tiles, v_tiles, q_ready, q_empty, k_ready, k_empty,
-        v_ready, v_empty, o_b, o_h, o_n, m_b, m_h, m_m, c_b, c_h, c_m,
+        out, lse, mask, lists, added, q_tiles, k_tiles, v_tiles, q_ready, q_empty, k_ready, k_empty,
+        v_ready, v_empty, o_b, o_h, o_n, m_b, m_h, m_m, c_b, c_h, c_m, x_b, x_h, x_m, x_n,
         heads, n_planes, n_blocks, together, n_items, n_q, n_k, low, high, scale,
         DIM_V: gl.constexpr, MASKED: gl.constexpr, LEFT: gl.constexpr, RIGHT: gl.constexpr,
         EXACT: gl.constexpr, GROUPS: gl.constexpr, STAGES: gl.constexpr, PAIRED: gl.constexpr,
@@ -162,7 +162,7 @@ if AVAILABLE:
         weight_layout: gl.constexpr = gl.DotOperandLayout(0, acc_layout, 2)
         # With a bias scores are scaled before it is added.
         scale_2 = scale * 1.4426950408889634
-        factor = 1.0 if MASKED == 1 else scale_2
+        factor = scale_2 if (MASKED == 0) | (MASKED == 2) else 1.0
         queries = rows_of(q_tiles, PART)
         count = 0
         for turn in range(turns(n_items, PAIRED)):
@@ -191,15 +191,19 @@ if AVAILABLE:
             block_n, code = visited(own, steps - 1, start, MASKED)
             col = block_n * BLOCK_N
             bits = 0
-            if MASKED == 2:
+            if (MASKED == 2) | (MASKED == 3):
                 words = bit_places(words, row, n_q, m_m, ROWS, BLOCK_N, raw_layout)
                 bits = load_bits(words, col, BLOCK_N)
             if MASKED == 1:
                 words += gl.arange(0, BLOCK_N, layout=gl.SliceLayout(0, raw_layout))
                 bits = load_bias(words + col, col, n_k, 0, raw_layout)[None, :]
+            addends = added + batch.to(gl.int64) * x_b + head.to(gl.int64) * x_h
+            numbers = load_numbers(
+                addends, row, col, n_q, n_k, x_m, x_n, code, ROWS, BLOCK_N, raw_layout, MASKED
+            )  # fmt: skip
             p, top, total, _ = probabilities(
-                raw, top, total, (block_n < whole) | (block_n >= until), code, bits, row, col, n_k, low, high,
-                factor, scale_2, MASKED, LEFT, RIGHT, EXACT,
+                raw, top, total, (block_n < whole) | (block_n >= until), code, bits, numbers, row, col, n_k,
+                low, high, factor, scale_2, MASKED, LEFT, RIGHT, EXACT,
             )  # fmt: skip
             weights = gl.convert_layout(p.to(dtype), weight_layout)
             acc = gl.zeros([ROWS, COLS_V], gl.float32, acc_layout)
@@ -208,8 +212,8 @@ if AVAILABLE:
                 block_n, code = visited(own, steps - 1 - step, start, MASKED)
                 acc, weights, top, total = block_step(
                     raw_layout, queries, k_tiles, v_tiles, k_ready, k_empty, v_ready, v_empty,
-                    acc, weights, top, total, count, (block_n < whole) | (block_n >= until), code, words, row,
-                    block_n * BLOCK_N, n_q, n_k, low, high, factor, scale_2,
+                    acc, weights, top, total, count, (block_n < whole) | (block_n >= until), code, words,
+                    addends, x_m, x_n, row, block_n * BLOCK_N, n_q, n_k, low, high, factor, scale_2,
                     MASKED, LEFT, RIGHT, EXACT, STAGES,
                 )  # fmt: skip
                 count += 1
@@ -235,8 +239,8 @@ if AVAILABLE:
 
     @gluon.jit
     def forward_kernel(
-        q, k, v, out, lse, mask, lists, o_b, o_h, o_n, m_b, m_h, m_m, c_b, c_h, c_m,
-        heads, group, n_planes, n_blocks, together, n_items, n_q, n_k, low, high, scale,
+        q, k, v, out, lse, mask, lists, added, o_b, o_h, o_n, m_b, m_h, m_m, c_b, c_h, c_m,
+        x_b, x_h, x_m, x_n, heads, group, n_planes, n_blocks, together, n_items, n_q, n_k, low, high, scale,
         DIM_V: gl.constexpr, MASKED: gl.constexpr, LEFT: gl.constexpr, RIGHT: gl.constexpr,
         EXACT: gl.constexpr, GROUPS: gl.constexpr, STAGES: gl.constexpr, PAIRED: gl.constexpr,
     ):  # fmt: skip
@@ -263,16 +267,16 @@ if AVAILABLE:
             gl.warp_specialize(
                 [
                     (attend, (
-                        out, lse, mask, lists, q_tiles, k_tiles, v_tiles, q_ready, q_empty, k_ready, k_empty,
-                        v_ready, v_empty, o_b, o_h, o_n, m_b, m_h, m_m, c_b, c_h, c_m, heads, n_planes,
-                        n_blocks, together, n_items, n_q, n_k, low, high, scale,
-                        DIM_V, MASKED, LEFT, RIGHT, EXACT, GROUPS, STAGES, PAIRED, 0,
+                        out, lse, mask, lists, added, q_tiles, k_tiles, v_tiles, q_ready, q_empty, k_ready,
+                        k_empty, v_ready, v_empty, o_b, o_h, o_n, m_b, m_h, m_m, c_b, c_h, c_m,
+                        x_b, x_h, x_m, x_n, heads, n_planes, n_blocks, together, n_items, n_q, n_k, low, high,
+                        scale, DIM_V, MASKED, LEFT, RIGHT, EXACT, GROUPS, STAGES, PAIRED, 0,
                     )),
                     (attend, (
-                        out, lse, mask, lists, q_tiles, k_tiles, v_tiles, q_ready, q_empty, k_ready, k_empty,
-                        v_ready, v_empty, o_b, o_h, o_n, m_b, m_h, m_m, c_b, c_h, c_m, heads, n_planes,
-                        n_blocks, together, n_items, n_q, n_k, low, high, scale,
-                        DIM_V, MASKED, LEFT, RIGHT, EXACT, GROUPS, STAGES, PAIRED, 1,
+                        out, lse, mask, lists, added, q_tiles, k_tiles, v_tiles, q_ready, q_empty, k_ready,
+                        k_empty, v_ready, v_empty, o_b, o_h, o_n, m_b, m_h, m_m, c_b, c_h, c_m,
+                        x_b, x_h, x_m, x_n, heads, n_planes, n_blocks, together, n_items, n_q, n_k, low, high,
+                        scale, DIM_V, MASKED, LEFT, RIGHT, EXACT, GROUPS, STAGES, PAIRED, 1,
                     )),
                     (load_tiles, (
                         q, k, v, lists, q_tiles, k_tiles, v_tiles,
@@ -286,22 +290,22 @@ if AVAILABLE:
             gl.warp_specialize(
                 [
                     (attend, (
-                        out, lse, mask, lists, q_tiles, k_tiles, v_tiles, q_ready, q_empty, k_ready, k_empty,
-                        v_ready, v_empty, o_b, o_h, o_n, m_b, m_h, m_m, c_b, c_h, c_m, heads, n_planes,
-                        n_blocks, together, n_items, n_q, n_k, low, high, scale,
-                        DIM_V, MASKED, LEFT, RIGHT, EXACT, GROUPS, STAGES, PAIRED, 0,
+                        out, lse, mask, lists, added, q_tiles, k_tiles, v_tiles, q_ready, q_empty, k_ready,
+                        k_empty, v_ready, v_empty, o_b, o_h, o_n, m_b, m_h, m_m, c_b, c_h, c_m,
+                        x_b, x_h, x_m, x_n, heads, n_planes, n_blocks, together, n_items, n_q, n_k, low, high,
+                        scale, DIM_V, MASKED, LEFT, RIGHT, EXACT, GROUPS, STAGES, PAIRED, 0,
                     )),
                     (attend, (
-                        out, lse, mask, lists, q_tiles, k_tiles, v_tiles, q_ready, q_empty, k_ready, k_empty,
-                        v_ready, v_empty, o_b, o_h, o_n, m_b, m_h, m_m, c_b, c_h, c_m, heads, n_planes,
-                        n_blocks, together, n_items, n_q, n_k, low, high, scale,
-                        DIM_V, MASKED, LEFT, RIGHT, EXACT, GROUPS, STAGES, PAIRED, 1,
+                        out, lse, mask, lists, added, q_tiles, k_tiles, v_tiles, q_ready, q_empty, k_ready,
+                        k_empty, v_ready, v_empty, o_b, o_h, o_n, m_b, m_h, m_m, c_b, c_h, c_m,
+                        x_b, x_h, x_m, x_n, heads, n_planes, n_blocks, together, n_items, n_q, n_k, low, high,
+                        scale, DIM_V, MASKED, LEFT, RIGHT, EXACT, GROUPS, STAGES, PAIRED, 1,
                     )),
                     (attend, (
-                        out, lse, mask, lists, q_tiles, k_tiles, v_tiles, q_ready, q_empty, k_ready, k_empty,
-                        v_ready, v_empty, o_b, o_h, o_n, m_b, m_h, m_m, c_b, c_h, c_m, heads, n_planes,
-                        n_blocks, together, n_items, n_q, n_k, low, high, scale,
-                        DIM_V, MASKED, LEFT, RIGHT, EXACT, GROUPS, STAGES, PAIRED, 2,
+                        out, lse, mask, lists, added, q_tiles, k_tiles, v_tiles, q_ready, q_empty, k_ready,
+                        k_empty, v_ready, v_empty, o_b, o_h, o_n, m_b, m_h, m_m, c_b, c_h, c_m,
+                        x_b, x_h, x_m, x_n, heads, n_planes, n_blocks, together, n_items, n_q, n_k, low, high,
+                        scale, DIM_V, MASKED, LEFT, RIGHT, EXACT, GROUPS, STAGES, PAIRED, 2,
                     )),
                     (load_tiles, (
                         q, k, v, lists, q_tiles, k_tiles, v_tiles,

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ._attention_hopper_tiles import AVAILABLE, ROWS, described, items
-from ._attention_masks import Prepared
+from ._attention_masks import DENSE, NUMBERS, Prepared
 
 if AVAILABLE:
     from ._attention_hopper_tiles import (
@@ -24,8 +24,9 @@ if AVAILABLE:
         key_blocks,
         load_bias,
         load_bits,
+        load_numbers,
         load_pair,
-        masked_by,
+        mask_applied,
         mbarrier,
         rows_of,
         store_tile,
@@ -75,7 +76,7 @@ if AVAILABLE:
     @gluon.jit
     def key_step(
         keys, values, q_tiles, g_tiles, ready, empty, acc_k, acc_v, lse, delta, count, edge, code,
-        words, row, col, n_q, n_k, low, high, factor, scale_2,
+        words, added, x_m, x_n, row, col, n_q, n_k, low, high, factor, scale_2,
         raw_layout: gl.constexpr, MASKED: gl.constexpr, LEFT: gl.constexpr, RIGHT: gl.constexpr,
         EXACT: gl.constexpr, STAGES: gl.constexpr,
     ):  # fmt: skip
@@ -87,7 +88,7 @@ if AVAILABLE:
         row_lse = gl.load(lse + i, mask=i < n_q, other=float("inf"))
         row_delta = gl.load(delta + i, mask=i < n_q, other=0.0)
         bits = 0
-        if MASKED == 2:
+        if (MASKED == 2) | (MASKED == 3):
             bits = load_bits(words, row, BLOCK)
         if MASKED == 1:
             bits = load_bias(words, col, n_k, 1, raw_layout)[:, None]
@@ -99,11 +100,11 @@ if AVAILABLE:
         dp = gl.zeros([M, BLOCK], gl.float32, raw_layout) - row_delta[None, :]
         dp = warpgroup_mma(values, grads.permute((1, 0)), dp, is_async=True)
         raw = warpgroup_mma_wait(num_outstanding=1, deps=(raw,))
-        if MASKED == 2:
-            if code == 1:
-                raw = masked_by(raw, bits)
-        if MASKED == 1:
-            raw = gl.fma(raw, scale_2, bits)
+        # Loaded this late, since registers are short: the other group multiplies meanwhile.
+        numbers = load_numbers(
+            added, col, row, n_k, n_q, x_m, x_n, code, M, BLOCK, raw_layout, MASKED
+        )  # fmt: skip
+        raw = mask_applied(raw, code, bits, numbers, scale_2, MASKED)
         if LEFT or RIGHT:
             if edge:
                 j = col + gl.arange(0, M, layout=gl.SliceLayout(1, raw_layout))[:, None]
@@ -126,9 +127,9 @@ if AVAILABLE:
 
     @gluon.jit
     def key_gradient(
-        dk, dv, lse, delta, mask, lists, q_tiles, g_tiles, k_tiles, v_tiles,
+        dk, dv, lse, delta, mask, lists, added, q_tiles, g_tiles, k_tiles, v_tiles,
         own_ready, own_empty, ready, empty,
-        dk_s, dk_b, dk_h, dk_n, dv_s, dv_b, dv_h, dv_n, m_b, m_h, m_m, c_b, c_h, c_m,
+        dk_s, dk_b, dk_h, dk_n, dv_s, dv_b, dv_h, dv_n, m_b, m_h, m_m, c_b, c_h, c_m, x_b, x_h, x_m, x_n,
         heads_k, members, splits, n_planes, n_blocks, together, n_items, n_q, n_k, low, high, scale,
         DIM: gl.constexpr, DIM_V: gl.constexpr, MASKED: gl.constexpr, LEFT: gl.constexpr, RIGHT: gl.constexpr,
         EXACT: gl.constexpr, STAGES: gl.constexpr, PAIRED: gl.constexpr, PART: gl.constexpr,
@@ -143,7 +144,7 @@ if AVAILABLE:
         v_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLS_V, 16])
         # With a bias scores are scaled before it is added.
         scale_2 = scale * 1.4426950408889634
-        factor = 1.0 if MASKED == 1 else scale_2
+        factor = scale_2 if (MASKED == 0) | (MASKED == 2) else 1.0
         keys, values = rows_of(k_tiles, PART), rows_of(v_tiles, PART)
         # Queries past the end need no mask: their lse is infinite. Keys past the end are not stored.
         whole_q = gl.cdiv(n_q, BLOCK) * BLOCK
@@ -160,7 +161,7 @@ if AVAILABLE:
             j = col + gl.arange(0, ROWS, layout=gl.SliceLayout(1, raw_layout))
             of_planes = lists + batch.to(gl.int64) * c_b + block.to(gl.int64) * c_m
             at_mask = mask + batch.to(gl.int64) * m_b
-            if MASKED == 2:
+            if (MASKED == 2) | (MASKED == 3):
                 at_mask = bit_places(at_mask, col, n_k, m_m, ROWS, BLOCK, raw_layout)
             if MASKED == 1:
                 at_mask += j.to(gl.int64) * m_m
@@ -168,14 +169,15 @@ if AVAILABLE:
             first = (head_k * splits + split) * members
             for head in range(first, first + members):
                 words = at_mask + (batch * 0 + head).to(gl.int64) * m_h
+                addends = added + batch.to(gl.int64) * x_b + (batch * 0 + head).to(gl.int64) * x_h
                 stat = (batch * (heads_k * splits * members) + head).to(gl.int64) * n_q
                 own = of_planes + (batch * 0 + head).to(gl.int64) * c_h
                 for step in range(visits(own, start, stop, MASKED)):
                     block_m, code = visited(own, step, start, MASKED)
                     acc_k, acc_v = key_step(
                         keys, values, q_tiles, g_tiles, ready, empty, acc_k, acc_v, lse + stat, delta + stat,
-                        count, (block_m < whole) | (block_m >= until), code, words, block_m * BLOCK, col,
-                        n_q, n_k, low, high, factor, scale_2, raw_layout,
+                        count, (block_m < whole) | (block_m >= until), code, words, addends, x_m, x_n,
+                        block_m * BLOCK, col, n_q, n_k, low, high, factor, scale_2, raw_layout,
                         MASKED, LEFT, RIGHT, EXACT, STAGES,
                     )  # fmt: skip
                     count += 1
@@ -186,8 +188,8 @@ if AVAILABLE:
 
     @gluon.jit
     def key_gradient_kernel(
-        q, grad, k, v, dk, dv, lse, delta, mask, lists, dk_s, dk_b, dk_h, dk_n, dv_s, dv_b, dv_h, dv_n,
-        m_b, m_h, m_m, c_b, c_h, c_m,
+        q, grad, k, v, dk, dv, lse, delta, mask, lists, added, dk_s, dk_b, dk_h, dk_n, dv_s, dv_b, dv_h, dv_n,
+        m_b, m_h, m_m, c_b, c_h, c_m, x_b, x_h, x_m, x_n,
         heads_k, members, splits, n_planes, n_blocks, together, n_items, n_q, n_k, low, high, scale,
         DIM: gl.constexpr, DIM_V: gl.constexpr, MASKED: gl.constexpr, LEFT: gl.constexpr, RIGHT: gl.constexpr,
         EXACT: gl.constexpr, STAGES: gl.constexpr, PAIRED: gl.constexpr,
@@ -211,16 +213,16 @@ if AVAILABLE:
         gl.warp_specialize(
             [
                 (key_gradient, (
-                    dk, dv, lse, delta, mask, lists, q_tiles, g_tiles, k_tiles, v_tiles,
+                    dk, dv, lse, delta, mask, lists, added, q_tiles, g_tiles, k_tiles, v_tiles,
                     own_ready, own_empty, ready, empty, dk_s, dk_b, dk_h, dk_n, dv_s, dv_b, dv_h, dv_n,
-                    m_b, m_h, m_m, c_b, c_h, c_m,
+                    m_b, m_h, m_m, c_b, c_h, c_m, x_b, x_h, x_m, x_n,
                     heads_k, members, splits, n_planes, n_blocks, together, n_items, n_q, n_k,
                     low, high, scale, DIM, DIM_V, MASKED, LEFT, RIGHT, EXACT, STAGES, PAIRED, 0,
                 )),
                 (key_gradient, (
-                    dk, dv, lse, delta, mask, lists, q_tiles, g_tiles, k_tiles, v_tiles,
+                    dk, dv, lse, delta, mask, lists, added, q_tiles, g_tiles, k_tiles, v_tiles,
                     own_ready, own_empty, ready, empty, dk_s, dk_b, dk_h, dk_n, dv_s, dv_b, dv_h, dv_n,
-                    m_b, m_h, m_m, c_b, c_h, c_m,
+                    m_b, m_h, m_m, c_b, c_h, c_m, x_b, x_h, x_m, x_n,
                     heads_k, members, splits, n_planes, n_blocks, together, n_items, n_q, n_k,
                     low, high, scale, DIM, DIM_V, MASKED, LEFT, RIGHT, EXACT, STAGES, PAIRED, 1,
                 )),
@@ -244,13 +246,15 @@ def launch_key_gradient(
 ) -> None:  # fmt: skip
     """Write dk and dv, (splits, batch, heads, tokens, dim); mask transposed, BLOCK in queries."""
     splits, heads_k = dk.shape[0], k.shape[1]
+    # Numbers for a block of 128 do not fit in registers.
+    block = min(params["BLOCK"], 64) if mask.kind in (NUMBERS, DENSE) else params["BLOCK"]
     blocks, planes = -(-k.shape[2] // (2 * ROWS)), k.shape[0] * heads_k * splits
     count, grid, paired = items(blocks, planes, programs, limits, params)
     values, strides = mask.arguments(
-        2 * ROWS, params["BLOCK"], q.shape[2], -high, -low, (limits[1], limits[0]), lse
+        2 * ROWS, block, q.shape[2], -high, -low, (limits[1], limits[0]), lse
     )  # fmt: skip
     key_gradient_kernel[(grid,)](
-        described(q, params["BLOCK"]), described(grad, params["BLOCK"]), described(k, ROWS),
+        described(q, block), described(grad, block), described(k, ROWS),
         described(v, ROWS), dk, dv, lse, delta, *values, *dk.stride()[:4], *dv.stride()[:4], *strides,
         heads_k, q.shape[1] // heads_k // splits, splits, planes, blocks, together, count,
         q.shape[2], k.shape[2], low, high, scale, DIM=q.shape[3], DIM_V=v.shape[3],

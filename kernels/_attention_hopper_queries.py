@@ -5,7 +5,7 @@ As Triton's kernel of the same name, block by block, but one warp loads tiles an
 """
 
 # Gluon takes some of Python: no enumerate, no starred lists, no chained conditions on constants.
-# ruff: noqa: RUF005, SIM102
+# ruff: noqa: RUF005
 
 from collections.abc import Mapping
 
@@ -24,8 +24,9 @@ if AVAILABLE:
         key_blocks,
         load_bias,
         load_bits,
+        load_numbers,
         load_pair,
-        masked_by,
+        mask_applied,
         mbarrier,
         rows_of,
         seen_alone,
@@ -71,7 +72,7 @@ if AVAILABLE:
     @gluon.jit
     def query_step(
         queries, grads, k_tiles, v_tiles, ready, empty, acc, row_lse, row_delta, count, edge, code,
-        words, row, col, n_q, n_k, low, high, factor, scale_2,
+        words, added, x_m, x_n, row, col, n_q, n_k, low, high, factor, scale_2,
         raw_layout: gl.constexpr, MASKED: gl.constexpr, LEFT: gl.constexpr, RIGHT: gl.constexpr,
         EXACT: gl.constexpr, STAGES: gl.constexpr,
     ):  # fmt: skip
@@ -80,10 +81,13 @@ if AVAILABLE:
         BLOCK: gl.constexpr = k_tiles.shape[3]
         at = count % STAGES
         bits = 0
-        if MASKED == 2:
+        if (MASKED == 2) | (MASKED == 3):
             bits = load_bits(words, col, BLOCK)
         if MASKED == 1:
             bits = load_bias(words + col, col, n_k, 0, raw_layout)[None, :]
+        numbers = load_numbers(
+            added, row, col, n_q, n_k, x_m, x_n, code, M, BLOCK, raw_layout, MASKED
+        )  # fmt: skip
         mbarrier.wait(ready.index(at), (count // STAGES) & 1)
         keys, values = rows_of(k_tiles, at), rows_of(v_tiles, at)
         raw = gl.zeros([M, BLOCK], gl.float32, raw_layout)
@@ -91,11 +95,7 @@ if AVAILABLE:
         dp = gl.zeros([M, BLOCK], gl.float32, raw_layout)
         dp = warpgroup_mma(grads, values.permute((1, 0)), dp, use_acc=False, is_async=True)
         raw = warpgroup_mma_wait(num_outstanding=1, deps=(raw,))
-        if MASKED == 2:
-            if code == 1:
-                raw = masked_by(raw, bits)
-        if MASKED == 1:
-            raw = gl.fma(raw, scale_2, bits)
+        raw = mask_applied(raw, code, bits, numbers, scale_2, MASKED)
         if edge:
             raw = seen_alone(raw, row, col, n_k, low, high, LEFT, RIGHT)
         p = exponentials(raw, row_lse[:, None], factor, EXACT)
@@ -109,9 +109,9 @@ if AVAILABLE:
 
     @gluon.jit
     def query_gradient(
-        out, grad, dq, lse, delta, mask, lists, q_tiles, g_tiles, k_tiles, v_tiles, own_ready, own_empty,
-        ready, empty,
-        o_b, o_h, o_n, g_b, g_h, g_n, dq_b, dq_h, dq_n, m_b, m_h, m_m, c_b, c_h, c_m,
+        out, grad, dq, lse, delta, mask, lists, added, q_tiles, g_tiles, k_tiles, v_tiles,
+        own_ready, own_empty, ready, empty,
+        o_b, o_h, o_n, g_b, g_h, g_n, dq_b, dq_h, dq_n, m_b, m_h, m_m, c_b, c_h, c_m, x_b, x_h, x_m, x_n,
         heads, n_planes, n_blocks, together, n_items, n_q, n_k, low, high, scale,
         DIM: gl.constexpr, DIM_V: gl.constexpr, MASKED: gl.constexpr, LEFT: gl.constexpr, RIGHT: gl.constexpr,
         EXACT: gl.constexpr, STAGES: gl.constexpr, PAIRED: gl.constexpr, PART: gl.constexpr,
@@ -127,7 +127,7 @@ if AVAILABLE:
         load_layout: gl.constexpr = gl.BlockedLayout([1, 8], [32 // LANES, LANES], [4, 1], [1, 0])
         # With a bias scores are scaled before it is added.
         scale_2 = scale * 1.4426950408889634
-        factor = 1.0 if MASKED == 1 else scale_2
+        factor = scale_2 if (MASKED == 0) | (MASKED == 2) else 1.0
         queries, grads = rows_of(q_tiles, PART), rows_of(g_tiles, PART)
         count = 0
         for turn in range(turns(n_items, PAIRED)):
@@ -151,7 +151,8 @@ if AVAILABLE:
             row_lse = gl.load(lse + plane.to(gl.int64) * n_q + i, mask=i < n_q, other=float("inf"))
 
             words = mask + batch.to(gl.int64) * m_b + head.to(gl.int64) * m_h
-            if MASKED == 2:
+            addends = added + batch.to(gl.int64) * x_b + head.to(gl.int64) * x_h
+            if (MASKED == 2) | (MASKED == 3):
                 words = bit_places(words, row, n_q, m_m, ROWS, BLOCK, raw_layout)
             if MASKED == 1:
                 words += gl.arange(0, BLOCK, layout=gl.SliceLayout(0, raw_layout))
@@ -162,8 +163,9 @@ if AVAILABLE:
                 block_n, code = visited(own, step, start, MASKED)
                 acc = query_step(
                     queries, grads, k_tiles, v_tiles, ready, empty, acc, row_lse, row_delta, count,
-                    (block_n < whole) | (block_n >= until), code, words, row, block_n * BLOCK, n_q, n_k, low,
-                    high, factor, scale_2, raw_layout, MASKED, LEFT, RIGHT, EXACT, STAGES,
+                    (block_n < whole) | (block_n >= until), code, words, addends, x_m, x_n, row,
+                    block_n * BLOCK, n_q, n_k, low, high, factor, scale_2, raw_layout,
+                    MASKED, LEFT, RIGHT, EXACT, STAGES,
                 )  # fmt: skip
                 count += 1
             mbarrier.arrive(own_empty, count=1)
@@ -171,8 +173,8 @@ if AVAILABLE:
 
     @gluon.jit
     def query_gradient_kernel(
-        q, grad_source, k, v, out, grad, dq, lse, delta, mask, lists,
-        o_b, o_h, o_n, g_b, g_h, g_n, dq_b, dq_h, dq_n, m_b, m_h, m_m, c_b, c_h, c_m,
+        q, grad_source, k, v, out, grad, dq, lse, delta, mask, lists, added,
+        o_b, o_h, o_n, g_b, g_h, g_n, dq_b, dq_h, dq_n, m_b, m_h, m_m, c_b, c_h, c_m, x_b, x_h, x_m, x_n,
         heads, group, n_planes, n_blocks, together, n_items, n_q, n_k, low, high, scale,
         DIM: gl.constexpr, DIM_V: gl.constexpr, MASKED: gl.constexpr, LEFT: gl.constexpr, RIGHT: gl.constexpr,
         EXACT: gl.constexpr, STAGES: gl.constexpr, PAIRED: gl.constexpr,
@@ -197,16 +199,16 @@ if AVAILABLE:
         gl.warp_specialize(
             [
                 (query_gradient, (
-                    out, grad, dq, lse, delta, mask, lists, q_tiles, g_tiles, k_tiles, v_tiles,
+                    out, grad, dq, lse, delta, mask, lists, added, q_tiles, g_tiles, k_tiles, v_tiles,
                     own_ready, own_empty, ready, empty, o_b, o_h, o_n, g_b, g_h, g_n, dq_b, dq_h, dq_n,
-                    m_b, m_h, m_m, c_b, c_h, c_m,
+                    m_b, m_h, m_m, c_b, c_h, c_m, x_b, x_h, x_m, x_n,
                     heads, n_planes, n_blocks, together, n_items, n_q, n_k, low, high, scale,
                     DIM, DIM_V, MASKED, LEFT, RIGHT, EXACT, STAGES, PAIRED, 0,
                 )),
                 (query_gradient, (
-                    out, grad, dq, lse, delta, mask, lists, q_tiles, g_tiles, k_tiles, v_tiles,
+                    out, grad, dq, lse, delta, mask, lists, added, q_tiles, g_tiles, k_tiles, v_tiles,
                     own_ready, own_empty, ready, empty, o_b, o_h, o_n, g_b, g_h, g_n, dq_b, dq_h, dq_n,
-                    m_b, m_h, m_m, c_b, c_h, c_m,
+                    m_b, m_h, m_m, c_b, c_h, c_m, x_b, x_h, x_m, x_n,
                     heads, n_planes, n_blocks, together, n_items, n_q, n_k, low, high, scale,
                     DIM, DIM_V, MASKED, LEFT, RIGHT, EXACT, STAGES, PAIRED, 1,
                 )),

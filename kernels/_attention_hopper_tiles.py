@@ -4,6 +4,9 @@ Gluon is Triton's own language below Triton, for what its compiler does not deci
 experimental and is not interpreted: `AVAILABLE` says whether this Triton has what the kernels need.
 """
 
+# Gluon takes no chained conditions on constants.
+# ruff: noqa: SIM102
+
 import functools
 from typing import Any
 
@@ -103,16 +106,16 @@ if AVAILABLE:
     @gluon.jit
     def visits(lists, start, stop, MASKED: gl.constexpr):
         """Blocks to visit: those that a mask's list has, else all from start to stop."""
-        return gl.load(lists) if MASKED == 2 else stop - start
+        return gl.load(lists) if MASKED % 4 != 0 else stop - start
 
     @gluon.jit
     def visited(lists, step, start, MASKED: gl.constexpr):
-        """The block that comes at `step`, and whether a mask hides some (1) or none (2) of it."""
-        if MASKED == 2:
+        """The block that comes at `step`, and what a mask does there: hide some (1), nothing (2), add (3)."""
+        if MASKED % 4 != 0:
             entry = gl.load(lists + 1 + step)
             block, code = entry >> 2, entry & 3
         else:
-            block, code = start + step, 1
+            block, code = start + step, 3
         return block, code
 
     @gluon.jit
@@ -158,6 +161,41 @@ if AVAILABLE:
         SIZE: gl.constexpr = where.shape[0]
         j = first + gl.arange(0, SIZE, layout=gl.SliceLayout(AXIS, layout))
         return gl.load(where, mask=j < end, other=0.0)
+
+    @gluon.jit
+    def load_numbers(
+        source, row, col, n_rows, n_cols, stride_m, stride_n, code, ROWS: gl.constexpr, BLOCK: gl.constexpr,
+        layout: gl.constexpr, MASKED: gl.constexpr,
+    ):  # fmt: skip
+        """What is added to the tile of scores from (row, col) on, 0 where that is nothing."""
+        numbers = gl.zeros([ROWS, BLOCK], source.dtype.element_ty, layout)
+        if MASKED > 2:
+            if code == 3:
+                i = row + gl.arange(0, ROWS, layout=gl.SliceLayout(1, layout))
+                j = col + gl.arange(0, BLOCK, layout=gl.SliceLayout(0, layout))
+                places = (i.to(gl.int64) * stride_m)[:, None] + (j.to(gl.int64) * stride_n)[None, :]
+                inside = (i < n_rows)[:, None] & (j < n_cols)[None, :]
+                numbers = gl.load(source + places, mask=inside, other=0.0)
+        return numbers
+
+    @gluon.jit
+    def mask_applied(raw, code, bits, numbers, scale_2, MASKED: gl.constexpr):
+        """The scores with what a mask hides or adds, scaled where it adds."""
+        if MASKED == 1:
+            raw = gl.fma(raw, scale_2, bits)
+        if MASKED == 2:
+            if code == 1:
+                raw = masked_by(raw, bits)
+        if MASKED == 3:
+            if code == 3:
+                raw = gl.fma(raw, scale_2, numbers.to(gl.float32) * 1.4426950408889634)
+            else:
+                raw = raw * scale_2
+                if code == 1:
+                    raw = masked_by(raw, bits)
+        if MASKED == 4:
+            raw = gl.fma(raw, scale_2, numbers.to(gl.float32) * 1.4426950408889634)
+        return raw
 
     @gluon.jit
     def load_pair(first, second, tiles, more_tiles, at, ready, batch, head, row):
@@ -236,8 +274,9 @@ if AVAILABLE:
         "key_blocks",
         "load_bias",
         "load_bits",
+        "load_numbers",
         "load_pair",
-        "masked_by",
+        "mask_applied",
         "mbarrier",
         "rows_of",
         "seen_alone",

@@ -40,7 +40,7 @@ class Tiles:
     """The launch tables of one kernel: plain, fp32, and with what takes registers (bias, soft-cap, dropout).
 
     `by_role` has the rows of the kernel with warps of different roles, `roles(...)` or empty for none; where
-    there is one, plain attention takes it, also with bool masks and with a bias that all queries share.
+    there is one, plain attention takes it, also with masks and with a bias.
 
     Sizes are head dimensions, padded to a power of two. The defaults fit in 99 KiB of shared memory.
     """
@@ -66,8 +66,6 @@ class Tiles:
         """The parameters of the kernel with warps of different roles; empty where it is not to be used."""
         beyond = ("PACKED", "SOFTCAP", "DROPOUT")
         if q.dtype == torch.float32 or any(options[name] for name in beyond):
-            return {}
-        if options["BIAS"] > 1 and not options["PER_KEY"]:
             return {}
         params = self.roles.pick(max(options["COLS"], options["COLS_V"]), q.device)
         return params if not params or options["BIAS"] or params["UNMASKED"] else {}

@@ -16,10 +16,11 @@ from torch import Tensor
 from ._launch import cdiv
 from ._triton import tl, triton
 
-#: What a kernel is told of a mask: nothing, numbers that are added for a key, or bits with lists of blocks.
-NOTHING, PER_KEY, BITS = 0, 1, 2
-#: Of a listed block: some of its scores are hidden, or none is.
-SOME, ALL = tl.constexpr(1), tl.constexpr(2)
+#: What a kernel is told of a mask: nothing; numbers that are added for a key; bits; bits, and numbers for the
+#: blocks that have others than 0 and -inf; numbers for all blocks. Those in the middle come with lists.
+NOTHING, PER_KEY, BITS, NUMBERS, DENSE = 0, 1, 2, 3, 4
+#: Of a listed block: some of its scores are hidden, none is, or numbers are added.
+SOME, ALL, ADDED = tl.constexpr(1), tl.constexpr(2), tl.constexpr(3)
 #: Rows and columns of a cell; every block of the kernels with roles is made of such.
 CELL = 64
 _CHUNK = tl.constexpr(128)
@@ -30,9 +31,10 @@ _LISTED = 128
 @triton.jit
 def survey_kernel(
     mask, words, cells, stride_b, stride_h, stride_m, stride_n, heads, n_rows, n_cols, chunks, down, across,
-    ROWS: tl.constexpr, COLS: tl.constexpr, PACK: tl.constexpr, SURVEY: tl.constexpr,
+    ROWS: tl.constexpr, COLS: tl.constexpr, PACK: tl.constexpr, SURVEY: tl.constexpr, FLOAT: tl.constexpr,
 ):  # fmt: skip
-    """Bits of a mask's rows, and whether its cells of `ROWS` x `COLS` have seen (1) and hidden (2) scores.
+    """Bits of a mask's rows, and what its cells of `ROWS` x `COLS` have: seen scores (1), hidden ones (2),
+    numbers to add (4). With `FLOAT` the mask is one that is added, and hides where that is -inf to base 2.
 
     In a product of matrix units, a thread has the columns 8 g + 2 t and 8 g + 2 t + 1 of its rows, t of 0
     to 3 being its own. So word t of a row's chunk of 128 columns has those of t: column 8 g + 2 t + b as its
@@ -45,7 +47,14 @@ def survey_kernel(
     source = mask + (plane // heads).to(tl.int64) * stride_b + (plane % heads).to(tl.int64) * stride_h
     where = rows[:, None].to(tl.int64) * stride_m + cols[None, :].to(tl.int64) * stride_n
     inside = (rows < n_rows)[:, None] & (cols < n_cols)[None, :]
-    seen = (tl.load(source + where, mask=inside, other=0) != 0).to(tl.int32)
+    values = tl.load(source + where, mask=inside, other=0)
+    if FLOAT:
+        values = values.to(tl.float32)
+        seen = ((values * 1.4426950408889634 != float("-inf")) & inside).to(tl.int32)
+        added = seen & (values != 0.0).to(tl.int32)
+    else:
+        seen = (values != 0).to(tl.int32)
+        added = seen * 0
     if PACK:
         bit = 2 * tl.arange(0, 16)[:, None, None] + tl.arange(0, 2)[None, None, :]
         own = tl.sum(tl.sum(seen.reshape(ROWS, 16, 4, 2) << bit[None, :, :, :], 3), 1)
@@ -56,11 +65,13 @@ def survey_kernel(
         )
         tl.store(words + at, own, mask=(rows < n_rows)[:, None])
     if SURVEY:
-        found = (seen | ((1 - seen) * 2)) * inside.to(tl.int32)
-        some = tl.max(tl.max((found & 1).reshape(ROWS, _CHUNK // COLS, COLS), 2), 0)
-        lacking = tl.max(tl.max((found & 2).reshape(ROWS, _CHUNK // COLS, COLS), 2), 0)
+        some = tl.max(tl.max(seen.reshape(ROWS, _CHUNK // COLS, COLS), 2), 0)
+        lacking = (1 - seen) * inside.to(tl.int32)
+        found = some | 2 * tl.max(tl.max(lacking.reshape(ROWS, _CHUNK // COLS, COLS), 2), 0)
+        if FLOAT:
+            found |= 4 * tl.max(tl.max(added.reshape(ROWS, _CHUNK // COLS, COLS), 2), 0)
         at = chunk * (_CHUNK // COLS) + tl.arange(0, _CHUNK // COLS)
-        tl.store(cells + (plane * down + part) * across + at, some | lacking, mask=at < across)
+        tl.store(cells + (plane * down + part) * across + at, found, mask=at < across)
 
 
 @triton.jit
@@ -69,7 +80,7 @@ def list_kernel(
     low, high, length,
     OWN: tl.constexpr, OTHER: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr, LISTED: tl.constexpr,
 ):  # fmt: skip
-    """For one block of `OWN` cells: how many blocks of `OTHER` cells to visit, then 4 x which + SOME or ALL.
+    """For one block of `OWN` cells: how many blocks of `OTHER` cells to visit, then 4 x which + how.
 
     Blocks outside of the window, as `key_blocks` gives it, are left out. At least one is listed.
     """
@@ -92,7 +103,7 @@ def list_kernel(
                 place = (own * OWN + i) * cells_own + (at * OTHER + j) * cells_other
                 found |= tl.load(source + place, mask=there, other=0)
         visited = found & 1
-        code = tl.where(found == 1, ALL, SOME)
+        code = tl.where((found & 4) != 0, ADDED, tl.where((found & 2) != 0, SOME, ALL))
         tl.store(lists + count + tl.cumsum(visited, 0), at * 4 + code, mask=visited != 0)
         count += tl.sum(visited, 0)
     if count == 0:
@@ -111,7 +122,7 @@ def surveyed(
     """A mask's bits and what is seen of its cells; nothing is made of what is not asked for.
 
     Args:
-        mask: (batch, heads, rows, columns), bool; expanded dimensions are read once.
+        mask: (batch, heads, rows, columns), bool or added; expanded dimensions are read once.
         rows: of a cell, a power of two.
         cols: of a cell, a power of two up to 128.
         pack: whether bits are wanted.
@@ -127,9 +138,11 @@ def surveyed(
     words = torch.empty((*own.shape[:3], 4 * chunks if pack else 0), dtype=torch.int32, device=mask.device)
     shape = (*own.shape[:2], down, across) if survey else (0, 0, 0, 0)
     cells = torch.empty(shape, dtype=torch.int32, device=mask.device)
+    added = own.dtype != torch.bool
     survey_kernel[(own.shape[0] * own.shape[1] * down * chunks,)](
-        own.view(torch.uint8), words, cells, *own.stride(), own.shape[1], own.shape[2], n_cols, chunks, down,
-        across, ROWS=rows, COLS=cols, PACK=pack, SURVEY=survey, num_warps=4,
+        own if added else own.view(torch.uint8), words, cells, *own.stride(), own.shape[1], own.shape[2],
+        n_cols, chunks, down, across, ROWS=rows, COLS=cols, PACK=pack, SURVEY=survey, FLOAT=added,
+        num_warps=4,
     )  # fmt: skip
     words = words.expand(batch, heads, n_rows, words.shape[3])
     return words, cells.expand(batch, heads, cdiv(n_rows, rows), across) if survey else cells
@@ -154,7 +167,7 @@ def listed(
 
     Returns:
         (batch, heads, blocks of rows, 1 + blocks of columns) int32, expanded as the cells are: how many, then
-        4 x which + SOME or ALL.
+        4 x which + SOME, ALL or ADDED.
     """
     batch, heads, down, across = cells.shape
     per_plane = _own(cells, 2)
@@ -174,52 +187,65 @@ class Prepared:
     """A mask as the kernels with roles take it.
 
     Attributes:
-        kind: NOTHING, PER_KEY or BITS.
-        values: bits, or (batch, heads, keys) fp32 in base-2 units, expanded as the mask is; None for nothing.
-        cells: of bits, rows of cells along the rows of the bits.
+        kind: NOTHING, PER_KEY, BITS, NUMBERS or DENSE.
+        values: bits, or for a key, (batch, heads, keys) fp32 in base-2 units, expanded as the mask is.
+        cells: what is seen of them, rows of cells along the rows of the bits.
+        numbers: (batch, heads, rows, columns), what is added.
     """
 
     kind: int
     values: Tensor | None = None
     cells: Tensor | None = None
+    numbers: Tensor | None = None
 
     def arguments(
         self, rows: int, block: int, length: int, low: int, high: int, limits: tuple[bool, bool],
         stand_in: Tensor,
-    ) -> tuple[tuple[Tensor, Tensor], tuple[int, ...]]:  # fmt: skip
-        """What a kernel is given of a mask and of its lists, then their strides; `stand_in` if none.
+    ) -> tuple[tuple[Tensor, Tensor, Tensor], tuple[int, ...]]:  # fmt: skip
+        """What a kernel is given of a mask, its lists and its numbers, then their strides.
 
         Args:
             rows: of the blocks that programs own.
             block: columns of those that they visit.
             length, low, high, limits: as `listed` takes them.
-            stand_in: any tensor.
+            stand_in: a tensor for what there is not.
         """
-        if self.values is None:
-            return (stand_in, stand_in), (0,) * 6
-        if self.cells is None:
-            return (self.values, self.values), (*self.values.stride(), 0, 0, 0)
-        lists = listed(
-            self.cells, rows // CELL, block // CELL, rows, block, length, low, high, limits
-        )  # fmt: skip
-        return (self.values, lists), (*self.values.stride()[:3], *lists.stride()[:3])
+        lists = None
+        if self.cells is not None:
+            own, other = rows // CELL, block // CELL
+            lists = listed(self.cells, own, other, rows, block, length, low, high, limits)
+        found = (self.values, lists, self.numbers)
+        strides = [
+            (0,) * count if x is None else x.stride()[:count]
+            for x, count in zip(found, (3, 3, 4), strict=True)
+        ]
+        tensors = [stand_in if x is None else x for x in found]
+        return (tensors[0], tensors[1], tensors[2]), sum(strides, ())
 
 
 def prepared(bias: Tensor | None, transposed: bool = False, cells: Tensor | None = None) -> Prepared:
     """A mask as the kernels with roles take it.
 
     Args:
-        bias: (batch, heads, queries, keys), expanded; bool, or added and the same for all queries.
+        bias: (batch, heads, queries, keys), expanded; bool or added.
         transposed: whether rows are to be keys.
         cells: of what was prepared before, not transposed.
     """
     if bias is None:
         return Prepared(NOTHING)
-    if bias.dtype == torch.bool:
-        words, found = surveyed(bias.transpose(2, 3) if transposed else bias, pack=True, survey=cells is None)
-        return Prepared(BITS, words, found if cells is None else cells.transpose(2, 3))
-    batch, heads, _, keys = bias.shape
-    own = _own(bias, 2)[:, :, 0]
-    return Prepared(
-        PER_KEY, (own.to(torch.float32) * math.log2(math.e)).contiguous().expand(batch, heads, keys)
-    )
+    oriented = bias.transpose(2, 3) if transposed else bias
+    added = bias.dtype != torch.bool
+    if added and bias.stride(2) != 0 and bias.stride(1) != 0 and bias.shape[1] > 1:
+        # What differs by head is no mask: there is nothing to be left out, but the reading.
+        return Prepared(DENSE, numbers=oriented)
+    if added and bias.stride(2) == 0:
+        batch, heads, _, keys = bias.shape
+        if cells is None:
+            cells = surveyed(bias)[1]
+        own = _own(bias, 2)[:, :, 0]
+        values = (own.to(torch.float32) * math.log2(math.e)).contiguous().expand(batch, heads, keys)
+        return Prepared(PER_KEY, values, cells.transpose(2, 3) if transposed else cells)
+    words, found = surveyed(oriented, pack=True, survey=cells is None)
+    if cells is not None:
+        found = cells.transpose(2, 3)
+    return Prepared(NUMBERS if added else BITS, words, found, oriented if added else None)

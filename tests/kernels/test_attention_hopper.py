@@ -173,6 +173,55 @@ def test_a_bool_mask_hides_what_a_causal_mask_leaves(by_roles):
     _check(150, 150, mask=mask, causal=True)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+@pytest.mark.parametrize("shape", [(2, 2, 150, 170), (2, 1, 150, 170), (150, 170), (150, 1)])
+def test_a_bias_a_score_is_added(by_roles, shape, dtype):
+    bias = torch.randn(shape, generator=torch.Generator().manual_seed(1)).to(dtype)
+    bias[..., 30:60, :] = -torch.inf
+    bias[..., 31, 0] = 1.0
+    _check(150, 170, batch=2, mask=bias)
+    _check(150, 170, batch=2, heads=2, heads_k=1, mask=bias, causal=True)
+
+
+@pytest.mark.parametrize("hidden", [-torch.inf, torch.finfo(torch.float32).min])
+@pytest.mark.parametrize("causal", [False, True])
+def test_an_added_mask_of_zeros_gives_what_a_bool_mask_gives(by_roles, hidden, causal):
+    # GIVEN padding, sequences that do not see each other and a row that sees none, as numbers
+    seen = _documents(400, 129) & (torch.arange(400) < 390)
+    seen[7] = False
+    added = torch.zeros(1, 1, 400, 400).masked_fill(~seen, hidden)
+    leaves = [torch.randn(1, 2, 400, 64).to(torch.float16).requires_grad_() for _ in range(3)]
+    grad = torch.randn(1, 2, 400, 64).to(torch.float16)
+
+    def results(mask):
+        out = attention(*leaves, mask, causal=causal)
+        return out, *torch.autograd.grad(out, leaves, grad)
+
+    # THEN both agree, up to where scores are scaled
+    for mine, other in zip(results(added), results(seen), strict=True):
+        assert float((mine - other).detach().norm() / other.detach().norm()) < 1e-3
+        assert torch.equal(mine == 0, other == 0)
+
+
+def test_blocks_of_zeros_of_a_bias_are_not_read(by_roles, monkeypatch):
+    # GIVEN a bias with one number in the first block, and blocks that are hidden
+    bias = torch.zeros(1, 1, 300, 300)
+    bias[..., 128:] = -torch.inf
+    bias[..., 5, 7] = 2.0
+    read = []
+    load = tiles.load_numbers
+
+    def counted(source, row, col, *rest):
+        read.append((int(row), int(col))) if int(rest[4]) == 3 else None
+        return load(source, row, col, *rest)
+
+    for module in (forward, queries, keys):
+        monkeypatch.setattr(module, "load_numbers", counted)
+    _check(300, 300, mask=bias)
+    # THEN numbers are read for the block that has that one: in three kernels, for both heads and groups
+    assert sorted(read) == [(0, 0)] * 6 + [(64, 0)] * 6
+
+
 @pytest.mark.parametrize("shape", [(2, 2, 1, 170), (2, 1, 170), (170,)])
 def test_a_bias_that_all_queries_share_is_added(by_roles, shape):
     bias = torch.randn(shape, generator=torch.Generator().manual_seed(1)).to(torch.bfloat16)
