@@ -80,9 +80,9 @@ def train(
     from end_to_end_models import lightning, module
 
     from advisor import TrainingAdvisor
-    from advisor.capture import swapping_steps as device
     from advisor.capture.clock import StepClock
-    from advisor.capture.swapping import State
+    from advisor.capture.swapping import steps as device
+    from advisor.capture.swapping.run import State
 
     light = lightning()
     kind = "cuda" if torch.cuda.is_available() else "cpu"
@@ -176,7 +176,7 @@ def environment(variant: str) -> Iterator[None]:
     if variant != "swap_unreplayed":
         yield
         return
-    from advisor.capture.swapping_engine import REPLAY
+    from advisor.capture.swapping.engine import REPLAY
 
     os.environ[REPLAY] = "0"
     try:

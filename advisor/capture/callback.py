@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from advisor.capture import _requirements as _requirements
-from advisor.capture import lightning_ahead, lightning_context, loggers, notify, swapping_start
+from advisor.capture import lightning_ahead, lightning_context, loggers, notify
 from advisor.capture.lightning_bases import Root, adopt_late_packages, lightning_bases
 from advisor.capture.lightning_marks import STEP_METHODS, LightningMarks
 from advisor.capture.plan import check_counts
 from advisor.capture.session import is_spent
+from advisor.capture.swapping import start as swapping_start
 from advisor.capture.window import Window
 from advisor.errors import UsageError
 

@@ -15,14 +15,14 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from advisor.capture import lightning_ahead, notify, swapping_told
-from advisor.capture.swapping_engine import Engine
-from advisor.capture.swapping_less import MOST, less
-from advisor.capture.swapping_patience import LIMIT_S, Patience
-from advisor.capture.swapping_ranks import Order, Ranks
-from advisor.capture.swapping_start import Idle
-from advisor.capture.swapping_steps import Comparison, batches_compared, cycles_per_block, objection
-from advisor.capture.swapping_told import counted
+from advisor.capture import lightning_ahead, notify
+from advisor.capture.swapping.engine import Engine
+from advisor.capture.swapping.less import MOST, less
+from advisor.capture.swapping.patience import LIMIT_S, Patience
+from advisor.capture.swapping.ranks import Order, Ranks
+from advisor.capture.swapping.start import Idle
+from advisor.capture.swapping.steps import Comparison, batches_compared, cycles_per_block, objection
+from advisor.capture.swapping.told import counted, given_up, left_out, progress, progress_over, told
 from advisor.report import format as fmt
 from advisor.report.model import Swaps, SwapSite, SwapSteps
 from advisor.report.swaps import refresh, swap_sites, write_swaps
@@ -280,8 +280,8 @@ class Swapping(Idle):
         if self._may_wait():
             return Order(go=False, wait=True)
         self._say(f"trying {counted(self._found)} between two steps (at most 10 s)")
-        self._sites = swap_sites(self._engine.decide(swapping_told.progress))
-        swapping_told.progress_over()
+        self._sites = swap_sites(self._engine.decide(progress))
+        progress_over()
         count = counted(len(self._sites))  # with those within larger ones that were refused
         better = sum(site.chosen is not None for site in self._sites)
         if not better:
@@ -308,7 +308,7 @@ class Swapping(Idle):
         """The step's graph was given up: compare anew with what else was swapped, on one device."""
         if not self._engine.drop_patterns():
             raise RuntimeError(why)
-        self._sites = [swapping_told.given_up(site, why) for site in self._sites]
+        self._sites = [given_up(site, why) for site in self._sites]
         self._begin_comparison()
 
     def _compare(self) -> None:
@@ -355,7 +355,7 @@ class Swapping(Idle):
         count = sum(site.chosen is not None for site in self._sites)
         gone = {(part.mechanism, part.what, part.where) for part in out}
         self._sites = [
-            swapping_told.left_out(site, f"with {counted(count)} {why}")
+            left_out(site, f"with {counted(count)} {why}")
             if (site.mechanism, site.what, tuple(site.where)) in gone
             else site
             for site in self._sites
@@ -410,7 +410,7 @@ class Swapping(Idle):
         self._comparison = None
         if not kept:
             self._take_back()
-        self._told = swapping_told.told(
+        self._told = told(
             self._asked,
             self._sites,
             self._steps,

@@ -10,15 +10,16 @@ import torch
 from torch import nn
 
 from advisor import TrainingAdvisor
-from advisor.capture import swapping, swapping_steps
-from advisor.capture.swapping_engine import Engine
-from advisor.capture.swapping_less import Part, less
-from advisor.capture.swapping_steps import compared
+from advisor.capture.swapping import run as swapping
+from advisor.capture.swapping import steps as swapping_steps
+from advisor.capture.swapping.engine import Engine
+from advisor.capture.swapping.less import Part, less
+from advisor.capture.swapping.steps import compared
+from tests.capture.tiny import make_trainer, rows
 
 from . import planted
 from .planted import WIDTH, SlowScale, plant, slow_model
-from .test_swap import is_swapped, result, same
-from .tiny import make_trainer, rows
+from .test_run import is_swapped, result, same
 
 BATCHES = 140
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-from advisor.capture.swapping_less import Part
-from advisor.capture.swapping_patterns import REWRITTEN, PatternFinder, uncovered
-from advisor.capture.swapping_steps import headroom_bytes, peak_bytes
+from advisor.capture.swapping.less import Part
+from advisor.capture.swapping.patterns import REWRITTEN, PatternFinder, uncovered
+from advisor.capture.swapping.steps import headroom_bytes, peak_bytes
 from advisor.swap.background import Background
 from advisor.swap.decide import Terms, decide, most_worthwhile_first
 from advisor.swap.examples import CAP_BYTES

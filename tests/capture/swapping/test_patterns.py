@@ -11,17 +11,19 @@ import torch
 from torch import nn
 
 from advisor import TrainingAdvisor
-from advisor.capture import swapping, swapping_engine, swapping_steps
-from advisor.capture.swapping_engine import ALLOW_CPU
+from advisor.capture.swapping import engine as swapping_engine
+from advisor.capture.swapping import run as swapping
+from advisor.capture.swapping import steps as swapping_steps
+from advisor.capture.swapping.engine import ALLOW_CPU
 from advisor.swap import decide
 from advisor.swap.rewrite.backend import Traced
 from advisor.swap.rewrite.record import Unrecordable
 from advisor.swap.rewrite.wrap import StepRewrite
 from advisor.swap.site import Trial
+from tests.capture.tiny import make_trainer, rows
 from tests.swap.rewrite.recorder import OnCpu
 
 from .planted import be_sure
-from .tiny import make_trainer, rows
 
 BATCHES = 44
 HEADS, WIDTH, TOKENS = 2, 32, 16

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from advisor.capture.swapping_steps import saving_of
+from advisor.capture.swapping.steps import saving_of
 from advisor.report.model import SwapSteps
 
 #: Further comparisons, at most.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from advisor.capture import swapping_steps as steps
-from advisor.capture.swapping_steps import Comparison, compared, cycles_per_block, objection, saving_of
+from advisor.capture.swapping import steps
+from advisor.capture.swapping.steps import Comparison, compared, cycles_per_block, objection, saving_of
 
 
 class Clock:

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from advisor import TrainingAdvisor
-from advisor.capture.swapping import State
-from advisor.capture.swapping_engine import REPLAY
+from advisor.capture.swapping.engine import REPLAY
+from advisor.capture.swapping.run import State
 from advisor.swap.decide import LATE
 from advisor.swap.modules import MARK
 from benchmarks.end_to_end import Repeated

@@ -10,15 +10,16 @@ import pytest
 import torch
 
 from advisor import TrainingAdvisor
-from advisor.capture import swapping, swapping_steps
-from advisor.capture.swapping import MEETING, State, Swapping
-from advisor.capture.swapping_less import Part
+from advisor.capture.swapping import run as swapping
+from advisor.capture.swapping import steps as swapping_steps
+from advisor.capture.swapping.less import Part
+from advisor.capture.swapping.run import MEETING, State, Swapping
 from advisor.swap.modules import MARK
 from advisor.swap.site import Candidate, Outcome, Site
+from tests.capture.tiny import make_trainer, rows
 
 from . import planted
 from .planted import SlowScale, plant, slow_model
-from .tiny import make_trainer, rows
 
 BATCHES = 2 * MEETING + 60
 RANKS = 2

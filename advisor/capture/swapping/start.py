@@ -10,7 +10,7 @@ from advisor.capture import notify
 from advisor.errors import UsageError
 
 if TYPE_CHECKING:
-    from advisor.capture.swapping_engine import Engine
+    from advisor.capture.swapping.engine import Engine
     from advisor.capture.window import Window
 
 
@@ -105,9 +105,9 @@ def begin(
     if trainer.fast_dev_run:
         _say(trainer, "nothing is swapped under fast_dev_run")
         return Idle()
-    from advisor.capture.swapping import Swapping
-    from advisor.capture.swapping_engine import Engine
-    from advisor.capture.swapping_limits import compiler_of, why_no_patterns, why_not
+    from advisor.capture.swapping.engine import Engine
+    from advisor.capture.swapping.limits import compiler_of, why_no_patterns, why_not
+    from advisor.capture.swapping.run import Swapping
     from advisor.swap.kinds.registry import chosen_kinds
 
     def is_steady(batches: int) -> bool:

@@ -9,13 +9,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from advisor.capture import swapping, swapping_engine, swapping_limits
-from advisor.capture.swapping_engine import ALLOW_CPU
+from advisor.capture.swapping import engine as swapping_engine
+from advisor.capture.swapping import limits as swapping_limits
+from advisor.capture.swapping import run as swapping
+from advisor.capture.swapping.engine import ALLOW_CPU
 from advisor.swap import decide
 from advisor.swap.kinds import registry
 from advisor.swap.site import Candidate
-
-from .tiny import make_model
+from tests.capture.tiny import make_model
 
 #: Additions of nought, each a pass over memory: what a planted candidate saves.
 WASTE = 240

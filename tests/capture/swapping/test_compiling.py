@@ -10,16 +10,18 @@ import pytest
 import torch
 
 from advisor import TrainingAdvisor
-from advisor.capture import swapping_engine, swapping_patience, swapping_steps
-from advisor.capture.swapping import State
-from advisor.capture.swapping_engine import Engine
-from advisor.capture.swapping_patience import Patience
+from advisor.capture.swapping import engine as swapping_engine
+from advisor.capture.swapping import patience as swapping_patience
+from advisor.capture.swapping import steps as swapping_steps
+from advisor.capture.swapping.engine import Engine
+from advisor.capture.swapping.patience import Patience
+from advisor.capture.swapping.run import State
 from advisor.swap import decide
+from tests.capture.tiny import make_trainer, rows
 from tests.swap.compiled import Kernel, as_if_on_a_gpu, compilers, offered
 
 from .planted import plant, slow_model
-from .test_swap import is_swapped, result, same
-from .tiny import make_trainer, rows
+from .test_run import is_swapped, result, same
 
 pytest.importorskip("triton", reason="this is about Triton's compiler")
 

@@ -12,15 +12,15 @@ import pytest
 import torch
 
 from advisor import TrainingAdvisor
-from advisor.capture import swapping_steps
-from advisor.capture.swapping import State
-from advisor.capture.swapping_start import Idle
+from advisor.capture.swapping import steps as swapping_steps
+from advisor.capture.swapping.run import State
+from advisor.capture.swapping.start import Idle
 from advisor.errors import UsageError
 from advisor.swap.modules import MARK
+from tests.capture.tiny import make_model, make_trainer, rows
 
 from . import planted
 from .planted import SlowScale, plant, slow_model
-from .tiny import make_model, make_trainer, rows
 
 #: Batches until one step has been watched and the shortest comparison is over.
 BATCHES = 46
@@ -176,7 +176,7 @@ def test_what_gains_by_itself_and_not_in_whole_steps_is_put_back(pl, tmp_path, m
         return planted.scale(module, x) if trying else planted.slow(module, x)
 
     plant(monkeypatch, planted.fast("planted.moody", moody), sure=False)
-    from advisor.capture.swapping_engine import Engine
+    from advisor.capture.swapping.engine import Engine
 
     decide = Engine.decide
 
@@ -449,7 +449,7 @@ def test_nothing_is_swapped_under_fast_dev_run(pl, tmp_path, monkeypatch, capsys
 
 @pytest.mark.parametrize("place", ["watch", "unwatch", "sites", "decide", "choices", "apply", "toggle"])
 def test_a_fault_of_our_own_is_one_warning_and_training_is_as_without(pl, tmp_path, monkeypatch, ours, place):
-    from advisor.capture.swapping_engine import Engine
+    from advisor.capture.swapping.engine import Engine
 
     plain = plain_run(pl, tmp_path)
     plant(monkeypatch, planted.fast())
@@ -473,7 +473,7 @@ def test_a_fault_of_our_own_is_one_warning_and_training_is_as_without(pl, tmp_pa
 
 
 def test_without_memory_for_copies_nothing_begins(pl, tmp_path, monkeypatch):
-    from advisor.capture import swapping_engine
+    from advisor.capture.swapping import engine as swapping_engine
 
     plant(monkeypatch, planted.fast())
     monkeypatch.setattr(swapping_engine, "headroom_bytes", lambda _kind: 10**9)
@@ -532,7 +532,7 @@ def test_of_two_callbacks_that_ask_the_first_one_swaps_and_all_is_put_back(pl, t
 
 
 def test_a_model_that_cannot_be_looked_at_is_recorded_all_the_same(pl, tmp_path, monkeypatch, ours):
-    from advisor.capture.swapping_engine import Engine
+    from advisor.capture.swapping.engine import Engine
 
     def broken(self):
         raise ValueError("an odd class")
