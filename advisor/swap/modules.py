@@ -127,7 +127,8 @@ def swapped_class(
 def _traced() -> bool:
     """Whether a transform or tracer is at work that may not know the kernels."""
     if torch.compiler.is_compiling():
-        return bool(getattr(torch.compiler, "is_exporting", lambda: False)())
+        # Not `is_exporting()`: up to torch 2.11 Dynamo takes that for true whatever it traces for.
+        return bool(getattr(torch.compiler, "_is_exporting_flag", False))
     return torch.jit.is_tracing() or torch._C._are_functorch_transforms_active()
 
 

@@ -290,7 +290,10 @@ def test_parametrizing_a_swapped_module_and_restoring_leaves_it_parametrized(jou
     torch.testing.assert_close(module(x), swapped_result)
 
 
-def test_compiling_around_swapped_modules_gives_the_same(journal) -> None:
+@pytest.mark.parametrize("is_exporting", [torch.compiler.is_exporting, lambda: True], ids=["now", "2.11"])
+def test_compiling_around_swapped_modules_calls_the_candidate(journal, monkeypatch, is_exporting) -> None:
+    # GIVEN a Dynamo as up to torch 2.11, to which code that it traces is always exported
+    monkeypatch.setattr(torch.compiler, "is_exporting", is_exporting)
     net, called = Net(1), Called()
     x = grad_input(3, SIZE)
     expected = net(x)
