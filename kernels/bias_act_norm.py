@@ -162,6 +162,8 @@ def _bias_act_norm_forward_kernel(
         for this in range(tile, tiles, tl.num_programs(0)):
             following = tl.minimum(this + tl.num_programs(0), tiles - 1)
             coming = _load_rows(x_ptr, x_stride, following, n_rows, n_cols, FULL, ROWS, BLOCK)
+            # Past a barrier the assembler cannot put these loads off; the sums' own has one less for it.
+            tl.debug_barrier()
             _forward_tile(
                 x, this, bias_ptr, w_ptr, c_ptr, y_ptr, stats_ptr, n_rows, n_cols, eps,
                 ACT, ROUGH, FULL, STREAM, ROWS, BLOCK, SHARES, CHUNK,

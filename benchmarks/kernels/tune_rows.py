@@ -59,7 +59,7 @@ BACKWARD = "ROWS num_warps STAGES programs_per_sm maxnreg"
 FORWARD = "ROWS num_warps STREAM JOIN programs_per_sm maxnreg"
 BIASED = _rows(
     FORWARD,
-    (1, 4, 1), (1, 4, 1, 1), (1, 4, 1, 0, 5), (1, 4, 1, 1, 5), (1, 4, 1, 1, 6, 80), (1, 8, 1, 1),
+    (1, 4, 1), (1, 4, 1, 1), (1, 4, 1, 0, 4), (1, 4, 1, 1, 4), (1, 4, 1, 1, 5, 96), (1, 8, 1, 1),
     (1, 8, 1, 1, 4, 64), (1, 2, 1, 1),
 )  # fmt: skip
 BIASED_BACKWARD = _rows(
@@ -133,7 +133,7 @@ TRIALS = [
     ),
     Trial(
         "bias_act_norm", "bias_act_norm_forward", "bias_gelu_tanh_layer_norm 65536x1024 forward",
-        _rows(FORWARD, (1, 1), (1, 1, 1), (1, 1, 0, 0, 24), (1, 1, 0, 0, 20), (1, 2, 0, 1), (2, 1)),
+        _rows(FORWARD, (1, 1), (1, 1, 1), (1, 1, 0, 0, 20), (1, 1, 0, 0, 16), (1, 2, 0, 1), (2, 1)),
     ),
     Trial(
         "softmax", "softmax_forward", "softmax 16384x4096 forward",
