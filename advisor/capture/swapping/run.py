@@ -8,24 +8,20 @@ What the ranks do together they do at the same batch, whatever has gone wrong on
 
 from __future__ import annotations
 
-import contextlib
 import enum
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 from advisor.capture import lightning_ahead, notify
+from advisor.capture.swapping.account import Account
 from advisor.capture.swapping.engine import Engine
 from advisor.capture.swapping.less import MOST, less
 from advisor.capture.swapping.patience import LIMIT_S, Patience
 from advisor.capture.swapping.ranks import Order, Ranks
 from advisor.capture.swapping.start import Idle
 from advisor.capture.swapping.steps import Comparison, batches_compared, cycles_per_block, objection
-from advisor.capture.swapping.told import counted, given_up, left_out, progress, progress_over, told
-from advisor.report import format as fmt
-from advisor.report.model import Swaps, SwapSite, SwapSteps
-from advisor.report.swaps import refresh, swap_sites, write_swaps
+from advisor.capture.swapping.told import counted, progress, progress_over
 
 #: Batches between the points at which several ranks ask rank 0 whether to begin.
 MEETING = 64
@@ -78,13 +74,11 @@ class Swapping(Idle):
     ) -> None:
         self._trainer = trainer
         self._engine = engine
-        self._asked = list(asked)
         self._keep = keep
         self._max_memory_growth = max_memory_growth
         self._is_steady = is_steady
-        self._folder = folder
-        self._remarks = list(remarks)
         self._ranks = Ranks(trainer.strategy, trainer.global_rank, trainer.world_size)
+        self._account = Account(asked, folder, first=self._ranks.first, remarks=remarks)
         self._device_type = str(module.device.type)
         self._cycle = max(1, int(trainer.accumulate_grad_batches))
         self._epochs = lightning_ahead.EpochLengths()
@@ -98,13 +92,7 @@ class Swapping(Idle):
         self._patience = Patience()
         self._found = 0
         self._fault = unable
-        self._sites: list[SwapSite] = []
         self._comparison: Comparison | None = None
-        self._compared: list[str] = []
-        self._steps: SwapSteps | None = None
-        self._pause_s: float | None = None
-        self._told: Swaps | None = None
-        self._written: Path | None = None
         self._closed = False
         if unable and self._ranks.alone:
             self._end(unable)
@@ -156,7 +144,7 @@ class Swapping(Idle):
     def close(self) -> None:
         """The run has ended: put everything back unless it is to stay."""
         if self.state is State.COMPARING:
-            self._steps = self._try(self._comparison.outcome) if self._comparison else None
+            self._account.steps = self._try(self._comparison.outcome) if self._comparison else None
             self._end("the run ended before whole steps were compared")
         elif self.state is State.COMPILING:
             self._end("the run ended while kernels were being compiled")
@@ -177,10 +165,7 @@ class Swapping(Idle):
 
     def refresh(self) -> None:
         """The recording and its report may be there by now: bring them up to date."""
-        self._write()
-        if self._written is not None:
-            with self._unharmed():
-                refresh(self._written.parent)
+        self._account.refresh()
 
     def _meet(self) -> None:
         """Whether to begin; several ranks ask at the same batches, for only rank 0 may have recorded."""
@@ -221,7 +206,7 @@ class Swapping(Idle):
         if self._to_watch > 0:
             self.state = State.READY
             return
-        with self._pause():
+        with self._account.pause():
             self._found = len(self._try(self._engine.sites) or []) if not self._fault else 0
             if self._found and self._ranks.first:
                 self._try(self._compile)
@@ -234,7 +219,7 @@ class Swapping(Idle):
         self._patience.start(self._seen)
         if kernels and self._may_wait():
             line = f"compiling {counted(kernels, 'kernel')} for {counted(self._found)}"
-            self._say(f"{line} while training goes on (at most {LIMIT_S:g} s)")
+            self._account.say(f"{line} while training goes on (at most {LIMIT_S:g} s)")
 
     def _may_wait(self) -> bool:
         """Whether the loop is to train on while kernels are compiled; rank 0's to see."""
@@ -249,7 +234,7 @@ class Swapping(Idle):
         """All was watched, and what is compiled meanwhile may be: try, on rank 0, and change, on all."""
         if self._seen < self._until:
             return
-        with self._pause():
+        with self._account.pause():
             order = self._hear(self._decision)
             if order.wait:
                 self.state = State.COMPILING
@@ -265,28 +250,18 @@ class Swapping(Idle):
             self._begin_comparison()
             self._compare()
 
-    @contextlib.contextmanager
-    def _pause(self) -> Iterator[None]:
-        """Training is held within it."""
-        start_s = time.monotonic()
-        try:
-            yield
-        finally:
-            self._pause_s = (self._pause_s or 0.0) + time.monotonic() - start_s
-
     def _decision(self) -> Order:
         if not self._found:
             return Order(go=False, why="the step has nothing that a faster kernel is known for")
         if self._may_wait():
             return Order(go=False, wait=True)
-        self._say(f"trying {counted(self._found)} between two steps (at most 10 s)")
-        self._sites = swap_sites(self._engine.decide(progress))
+        account = self._account
+        account.say(f"trying {counted(self._found)} between two steps (at most 10 s)")
+        account.decided(self._engine.decide(progress))
         progress_over()
-        count = counted(len(self._sites))  # with those within larger ones that were refused
-        better = sum(site.chosen is not None for site in self._sites)
-        if not better:
-            return Order(go=False, why=f"none of {count} has a candidate that is right and faster")
-        self._say(f"{better} of {count} can be faster; comparing whole steps")
+        if not account.better:
+            return Order(go=False, why=f"none of {account.count} has a candidate that is right and faster")
+        account.say(f"{account.better} of {account.count} can be faster; comparing whole steps")
         return Order(go=True, choices=self._engine.choices())
 
     def _change(self, order: Order) -> None:
@@ -308,7 +283,7 @@ class Swapping(Idle):
         """The step's graph was given up: compare anew with what else was swapped, on one device."""
         if not self._engine.drop_patterns():
             raise RuntimeError(why)
-        self._sites = [given_up(site, why) for site in self._sites]
+        self._account.give_up_patterns(why)
         self._begin_comparison()
 
     def _compare(self) -> None:
@@ -323,7 +298,7 @@ class Swapping(Idle):
             self._judge(self._comparison)
 
     def _judge(self, comparison: Comparison) -> None:
-        self._steps = self._try(comparison.outcome)
+        self._account.steps = self._try(comparison.outcome)
         order = self._hear(self._verdict)
         if order.less and not self._fault:
             self._try(lambda: self._engine.drop(order.less))
@@ -341,27 +316,18 @@ class Swapping(Idle):
             self._end(order.why, kept=order.go)
 
     def _verdict(self) -> Order:
-        if self._steps is None:
+        steps, before = self._account.steps, len(self._account.against)
+        if steps is None:
             return Order(go=False, why="whole steps could not be compared")
-        why = objection(self._steps, self._max_memory_growth)
-        return (self._with_less(self._steps, why) if why else None) or Order(go=not why, why=why)
-
-    def _with_less(self, steps: SwapSteps, why: str) -> Order | None:
-        """What to leave out of another comparison; None where none is worth it, or there are no batches."""
+        why = objection(steps, self._max_memory_growth)
+        if not why:
+            return Order(go=True)
+        # Less of it may do better.
         cycles = cycles_per_block(self._left(), self._cycle)
-        out = less(self._engine.parts, steps) if cycles and len(self._compared) < MOST else []
+        out = less(self._engine.parts, steps) if cycles and before < MOST else []
         if not out:
-            return None
-        count = sum(site.chosen is not None for site in self._sites)
-        gone = {(part.mechanism, part.what, part.where) for part in out}
-        self._sites = [
-            left_out(site, f"with {counted(count)} {why}")
-            if (site.mechanism, site.what, tuple(site.where)) in gone
-            else site
-            for site in self._sites
-        ]
-        self._compared.append(f"with {counted(count)}, {why}")
-        self._say(f"{self._compared[-1]}; comparing anew without {fmt.few([p.what for p in out], 3)}")
+            return Order(go=False, why=f"{why} (the last of {before + 1} comparisons)" if before else why)
+        self._account.leave_out(out, why)
         return Order(go=True, cycles=cycles, less=tuple(part.key for part in out))
 
     def _hear(self, make: Callable[[], Order]) -> Order:
@@ -410,39 +376,4 @@ class Swapping(Idle):
         self._comparison = None
         if not kept:
             self._take_back()
-        self._told = told(
-            self._asked,
-            self._sites,
-            self._steps,
-            kept=kept,
-            why=why,
-            earlier=self._compared,
-            pause_s=self._pause_s,
-            remarks=[*self._remarks, *self._engine.remarks],
-        )
-        self._say(self._told.verdict)
-        self._write()
-
-    def _write(self) -> None:
-        """Leave it beside the recording, which may begin after swap has ended."""
-        if not self._ranks.first or self._told is None:
-            return
-        with self._unharmed():
-            folder, before = self._folder(), self._written
-            if before is not None and before.parent == folder:
-                return
-            folder.mkdir(parents=True, exist_ok=True)
-            self._written = write_swaps(self._told, folder)
-            if before is not None:
-                before.unlink(missing_ok=True)
-
-    def _say(self, line: str) -> None:
-        if self._ranks.first:
-            notify.info(f"swap: {line}")
-
-    @contextlib.contextmanager
-    def _unharmed(self) -> Iterator[None]:
-        try:
-            yield
-        except Exception as error:  # noqa: BLE001
-            notify.info(f"swap: what was done could not be written down: {type(error).__name__}: {error}")
+        self._account.end(why, kept=kept, remarks=self._engine.remarks)

@@ -19,7 +19,7 @@ def told(
     *,
     kept: bool,
     why: str,
-    earlier: Sequence[str] = (),
+    against: Sequence[str] = (),
     pause_s: float | None,
     remarks: Sequence[str],
 ) -> Swaps:
@@ -31,22 +31,20 @@ def told(
         steps: whole steps without and with; None where they were not compared.
         kept: whether what was chosen stays in force.
         why: where it does not, why.
-        earlier: what stood against more of it, comparison by comparison.
+        against: what stood against more of it, comparison by comparison.
         pause_s: for how long training was held.
         remarks: what else there is to say.
     """
     step_ms = steps.eager_p50_ms if steps else None
     verdict = why if why.startswith("nothing ") else f"nothing was swapped: {why}"
-    if earlier and not kept:
-        verdict += f" (the last of {counted(len(earlier) + 1, 'comparison')})"
     if kept:
         verdict = f"{sum(site.chosen is not None for site in sites)} of {counted(len(sites))} swapped"
         if steps is not None:
             verdict += (
                 f": a step takes {fmt.duration(steps.swapped_p50_ms)} instead of {fmt.duration(step_ms)}"
             )
-        if earlier:
-            verdict += f" ({earlier[-1]})"
+        if against:
+            verdict += f" ({against[-1]})"
     return Swaps(
         asked=list(asked),
         verdict=verdict,
@@ -54,7 +52,7 @@ def told(
         sites=[_share(site if kept else _unkept(site, why), step_ms) for site in sites],
         steps=steps,
         pause_s=pause_s,
-        remarks=[*(f"whole steps were compared anew: {why}" for why in earlier), *remarks],
+        remarks=[*(f"whole steps were compared anew: {why}" for why in against), *remarks],
     )
 
 
