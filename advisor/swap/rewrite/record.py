@@ -17,6 +17,8 @@ _T = TypeVar("_T")
 #: Of the device's memory, what nothing may count on, and how much more than its peak a loop reserves.
 _SPARE_BYTES = 2**29
 _FRAGMENTED = 1.1
+#: And by how much two peaks of one loop may differ.
+_NOISE = 1.01
 
 
 class Unrecordable(Exception):
@@ -47,15 +49,20 @@ class Recorder(Protocol):
 
     @property
     def held_bytes(self) -> int:
-        """Of the device's memory, what the recording holds beside what is allocated."""
+        """What the recording takes at its peak beside what stays allocated, as an allocator counts."""
         ...
 
     def rehearse(self, run: Callable[[], object]) -> None:
         """Run it all as it will be recorded; raises `Unrecordable` if it cannot be."""
         ...
 
-    def record(self, forward: Forward, backward: Backward) -> Recorded:
-        """Record both; raises `Unrecordable` if what was recorded may not be kept."""
+    def record(self, forward: Forward, backward: Backward, replaced_bytes: int = 0) -> Recorded:
+        """Record both; raises `Unrecordable` if what was recorded may not be kept.
+
+        Args:
+            forward, backward: what to record.
+            replaced_bytes: of the loop's gradients, in place of which the recording's will be.
+        """
         ...
 
     def close(self) -> None:
@@ -93,21 +100,23 @@ class CudaRecorder:
             finally:
                 torch.cuda.set_sync_debug_mode(mode)
 
-    def record(self, forward: Forward, backward: Backward) -> Recorded:
+    def record(self, forward: Forward, backward: Backward, replaced_bytes: int = 0) -> Recorded:
         """Replays run on the stream that is current then."""
         torch.cuda.synchronize(self._device)
         torch.cuda.empty_cache()
-        before, mine = torch.cuda.memory_reserved(self._device), torch.cuda.memory_allocated(self._device)
+        before = torch.cuda.memory_reserved(self._device)
+        torch.cuda.reset_peak_memory_stats(self._device)
         outputs, replay_forward = self._captured(forward)
         gradients, replay_backward = self._captured(lambda: backward(outputs))
         outputs = [None if o is None else o.detach() for o in outputs]
         torch.cuda.synchronize(self._device)
         now = torch.cuda.memory_reserved(self._device)
-        pool = max(0, now - before)
         allocated = torch.cuda.memory_allocated(self._device)
-        # Outputs and gradients are allocated like any tensor, and counted as such.
-        self.held_bytes = max(0, pool - (allocated - mine))
-        self._refuse_what_does_not_fit(now, pool, allocated)
+        # As the loop's peak is counted: what lies between the tensors of a pool is not. Outputs and gradients
+        # stay allocated like any tensor.
+        peak = torch.cuda.max_memory_allocated(self._device)
+        self.held_bytes = max(0, peak - allocated)
+        self._refuse_what_does_not_fit(now, max(0, now - before), allocated - replaced_bytes)
         _recorders.add(self)
         return Recorded(outputs, gradients, replay_forward, replay_backward)
 
@@ -124,8 +133,9 @@ class CudaRecorder:
         free, _ = torch.cuda.mem_get_info(self._device)
         if free + reserved < _FRAGMENTED * self._loop_bytes + pool + _SPARE_BYTES:
             raise Unrecordable(f"beside the loop there is no room for the {pool / 1e9:.1f} GB of it")
-        if self._loop_bytes and allocated + self.held_bytes > self._loop_bytes and not self._may_grow:
-            before, after = self._loop_bytes / 1e9, (allocated + self.held_bytes) / 1e9
+        after_bytes = allocated + self.held_bytes
+        if self._loop_bytes and after_bytes > _NOISE * self._loop_bytes and not self._may_grow:
+            before, after = self._loop_bytes / 1e9, after_bytes / 1e9
             raise Unrecordable(
                 f"it holds {pool / 1e9:.1f} GB, with which memory would grow from {before:.1f} to "
                 f"{after:.1f} GB; swap_max_memory_growth allows more"

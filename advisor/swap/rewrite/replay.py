@@ -24,7 +24,7 @@ from torch.fx import Node
 
 from advisor.swap.guard import kept_state
 from advisor.swap.play import differentiated
-from advisor.swap.tensors import copied, plain, same_values
+from advisor.swap.tensors import copied, plain, same_values, size_bytes
 
 from .facts import fake
 from .ops import function_name
@@ -88,7 +88,9 @@ class Recording:
             # A cast that the cache holds would be one of another step's weights.
             torch.set_autocast_cache_enabled(False)
             recorder.rehearse(both)
-            recorded = recorder.record(forward, backward)
+            leaves = [args[i] for i in self._wants if fixed[i] and args[i].is_leaf]
+            replaced_bytes = size_bytes([leaf.grad for leaf in leaves if leaf.grad is not None])
+            recorded = recorder.record(forward, backward, replaced_bytes)
         self._outputs, self._gradients = recorded.outputs, recorded.gradients
         self._forward, self._backward = recorded.forward, recorded.backward
         self._leaves = [(self._args[i], g) for i, g in zip(self._wants, self._gradients, strict=True)]

@@ -25,7 +25,7 @@ class OnCpu:
     def rehearse(self, run) -> None:
         run()
 
-    def record(self, forward, backward) -> Recorded:
+    def record(self, forward, backward, replaced_bytes=0) -> Recorded:
         self.recordings += 1
         state: dict[str, Any] = {"outputs": forward()}
         outputs = [None if o is None else o.detach().clone() for o in state["outputs"]]

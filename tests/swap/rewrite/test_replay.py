@@ -191,7 +191,7 @@ def test_what_cannot_be_recorded_runs_as_it_is_and_says_why(call: Any, words: st
 
 def test_a_fault_while_recording_leaves_the_step_as_it_is() -> None:
     class Broken(OnCpu):
-        def record(self, forward, backward) -> Recorded:
+        def record(self, forward, backward, replaced_bytes=0) -> Recorded:
             raise Unrecordable("the host waits for the device within it")
 
     loop = Loop(Broken())
@@ -212,8 +212,8 @@ def test_a_recording_that_gives_something_else_is_dropped() -> None:
 def test_a_value_that_was_read_while_recording_is_found_out_on_the_next_batch() -> None:
     # GIVEN a recording whose loss is always that of the batch it was made of
     class Fixed(OnCpu):
-        def record(self, forward, backward) -> Recorded:
-            kept = super().record(forward, backward)
+        def record(self, forward, backward, replaced_bytes=0) -> Recorded:
+            kept = super().record(forward, backward, replaced_bytes)
             first = [o if o is None else o.clone() for o in kept.outputs]
 
             def again() -> None:
@@ -298,3 +298,18 @@ def test_numbers_drawn_on_the_host_are_seen_in_the_graph(draw: Any, drawn: bool)
 
     torch.compile(draw, backend=backend)(torch.ones(3))
     assert any(seen) == drawn
+
+
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_gradients_in_place_of_which_the_recordings_will_be_are_not_counted_as_memory(set_to_none) -> None:
+    class Noting(OnCpu):
+        def record(self, forward, backward, replaced_bytes=0) -> Recorded:
+            self.replaced_bytes = replaced_bytes
+            return super().record(forward, backward, replaced_bytes)
+
+    # GIVEN a loop whose gradients are gone, or still there, when a step is recorded
+    loop = Loop(Noting())
+    for i in range(3):
+        loop.step(i, set_to_none)
+    parameters = sum(p.numel() * p.element_size() for p in loop.net.parameters())
+    assert loop.recorder.replaced_bytes == (0 if set_to_none else parameters)
