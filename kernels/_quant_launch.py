@@ -49,16 +49,16 @@ SPLIT = LaunchTable(
 STREAM = LaunchTable(
     "quant_stream",
     {
-        "default": [(None, {"ROWS": 32, "AHEAD": 1, "num_warps": 8})],
-        "sm_90": [(None, {"ROWS": 32, "AHEAD": 2, "num_warps": 8, "maxnreg": 128})],
+        "default": [(None, {"ROWS": 32, "AHEAD": 1, "TOGETHER": 1, "num_warps": 8})],
+        "sm_90": [(None, {"ROWS": 32, "AHEAD": 2, "TOGETHER": 2, "num_warps": 8, "maxnreg": 128})],
     },
 )
 #: Size: rows of W. A block has twice the words.
 STREAM_INT8 = LaunchTable(
     "quant_stream_int8",
     {
-        "default": [(None, {"ROWS": 16, "AHEAD": 1, "num_warps": 8})],
-        "sm_90": [(None, {"ROWS": 16, "AHEAD": 2, "num_warps": 8})],
+        "default": [(None, {"ROWS": 16, "AHEAD": 1, "TOGETHER": 1, "num_warps": 8})],
+        "sm_90": [(None, {"ROWS": 16, "AHEAD": 2, "TOGETHER": 1, "num_warps": 8})],
     },
 )
 #: The most columns of x for the stream kernel, which keeps all of them in shared memory.

@@ -133,9 +133,13 @@ if AVAILABLE:
     def stream_kernel(
         x_ptr, packed_ptr, scale_ptr, zero_ptr, bias_ptr, y_ptr, n_out, n_blocks,
         BITS: gl.constexpr, GROUPS: gl.constexpr, ROWS: gl.constexpr, AHEAD: gl.constexpr,
-        STEPS: gl.constexpr, num_warps: gl.constexpr,
+        TOGETHER: gl.constexpr, STEPS: gl.constexpr, num_warps: gl.constexpr,
     ):  # fmt: skip
-        """`ROWS` rows of W a program; a warp takes `AHEAD` neighbouring blocks of them in each step."""
+        """`ROWS` rows of W a program; a warp takes `AHEAD` neighbouring blocks of them in each step.
+
+        The next step's are loaded `TOGETHER` at a time, when as many of this one's are used: two of int4 make
+        a line of the cache.
+        """
         WARPS: gl.constexpr = num_warps
         ELEMENTS: gl.constexpr = 16 // BITS
         WORDS: gl.constexpr = 64 // ELEMENTS
@@ -226,7 +230,7 @@ if AVAILABLE:
                     s_next = s_next + (_groups(scale_ptr + s_at, after, n_out, exists, GROUPS),)
                     if zero_ptr is not None:
                         z_next = z_next + (_groups(zero_ptr + s_at, after, n_out, exists, GROUPS),)
-                if d < AHEAD - 1:
+                if d % TOGETHER == TOGETHER - 1 and d < AHEAD - 1:
                     _in_order(after)
             ws, ss, zs = w_next, s_next, z_next
 

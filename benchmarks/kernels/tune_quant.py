@@ -39,12 +39,21 @@ SPLIT_ONE = [
 SPLIT_MANY = [
     (64, 8, 1, 4), (64, 4, 2, 3), (64, 8, 1, 3), (64, 4, 1, 4), (32, 8, 1, 3), (64, 4, 1, 5), (128, 4, 1, 4),
 ]  # fmt: skip
-#: Rows of W a program, blocks a warp and step, warps, and a limit on registers or none.
+#: Rows of W a program, blocks a warp and step, those of them that are loaded together, warps, and a limit on
+#: registers or none.
 STREAM = [
-    (32, 2, 8, 128), (16, 2, 8), (32, 1, 8), (16, 4, 8, 128), (16, 1, 8, 64), (16, 2, 16, 64),
-    (32, 2, 4, 128), (16, 4, 4), (32, 4, 8), (32, 1, 16, 64), (32, 4, 4), (16, 2, 4),
+    (32, 2, 2, 8, 128), (16, 2, 2, 8, 64), (32, 2, 1, 8, 128), (32, 1, 1, 8), (16, 4, 2, 8, 128),
+    (16, 4, 4, 8, 128), (16, 1, 1, 8, 64), (16, 2, 2, 16, 64), (32, 2, 2, 4, 128), (16, 4, 2, 4, 128),
+    (32, 4, 2, 8), (32, 4, 4, 8), (16, 2, 2, 4), (32, 4, 2, 4),
 ]  # fmt: skip
-STREAM_INT8 = [(16, 2, 8), (16, 1, 8), (16, 2, 16, 64), (32, 1, 8, 128), (16, 4, 8), (16, 2, 4)]
+STREAM_INT8 = [
+    (16, 2, 1, 8),
+    (16, 1, 1, 8),
+    (16, 2, 2, 8),
+    (16, 2, 1, 16, 64),
+    (32, 1, 1, 8, 128),
+    (16, 2, 1, 4),
+]
 #: Out, columns and bits; the last for the cost of a call with next to nothing to do.
 WEIGHTS = [(8192, 8192, 4), (4096, 14336, 4), (4096, 4096, 4), (8192, 8192, 8), (8192, 128, 4)]
 #: Enough sets that the cache holds none when its turn comes again.
@@ -104,7 +113,7 @@ def trials(rows: int, bits: int) -> list[Trial]:
     found = [_trial("quant_split", "ROWS WARPS BLOCKS STAGES", v) for v in (SPLIT_ONE, SPLIT_MANY)[rows > 1]]
     if rows == 1:
         table, values = ("quant_stream_int8", STREAM_INT8) if bits == 8 else ("quant_stream", STREAM)
-        found += [_trial(table, "ROWS AHEAD num_warps maxnreg", each) for each in values]
+        found += [_trial(table, "ROWS AHEAD TOGETHER num_warps maxnreg", each) for each in values]
     return found
 
 

@@ -63,10 +63,10 @@ def test_scales_of_any_dtype_are_read_right(on_cpu, scale_dtype):
     _judge(torch.device("cpu"), (4, 64, False), 20, 300, torch.float16, scale_dtype)
 
 
-@pytest.mark.parametrize("row", [(16, 1, 4), (16, 4, 2), (32, 2, 8)])
+@pytest.mark.parametrize("row", [(16, 1, 1, 4), (16, 4, 2, 2), (32, 2, 1, 8)])
 @pytest.mark.parametrize("form", [(4, 128, True), (8, None, True)])
 def test_every_way_to_share_out_the_blocks_is_right(on_cpu, monkeypatch, row, form):
-    chosen = dict(zip(("ROWS", "AHEAD", "num_warps"), row, strict=True))
+    chosen = dict(zip(("ROWS", "AHEAD", "TOGETHER", "num_warps"), row, strict=True))
     for table in (launches.STREAM, launches.STREAM_INT8):
         monkeypatch.setattr(table, "rows", {"default": ((None, chosen),)})
     _judge(torch.device("cpu"), form, 50, 1500, torch.float16)
