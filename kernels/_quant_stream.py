@@ -130,7 +130,7 @@ if AVAILABLE:
         return found
 
     @gluon.jit
-    def stream_kernel(
+    def _stream_kernel(
         x_ptr, packed_ptr, scale_ptr, zero_ptr, bias_ptr, y_ptr, n_out, n_blocks,
         BITS: gl.constexpr, GROUPS: gl.constexpr, ROWS: gl.constexpr, AHEAD: gl.constexpr,
         TOGETHER: gl.constexpr, STEPS: gl.constexpr, num_warps: gl.constexpr,

@@ -485,7 +485,7 @@ def test_the_kernels_compile_for_hopper_with_matrix_instructions_and_16_byte_cop
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
     lines = [line.split() for line in done.stdout.splitlines()]
-    streamed = [line for line in lines if line[0] == "stream_kernel"]
+    streamed = [line for line in lines if line[0] == "_stream_kernel"]
     assert len(streamed) == 3 * AVAILABLE
     for *_, spilled, matrix, copies, _, loads, registers in streamed:
         # Words go from memory to registers, 16 bytes at a time, and stay there.

@@ -49,8 +49,8 @@ def _product(call: OpCall, a: Tensor, rows: int, n: int, k: int, added: float) -
     unpacking = Cost(float((ADD + MUL) * n * k), packed, matrix, "vector_fp32")
     matmul = Cost(flops, footprint(a) + matrix + added, written, pipe)
     return assign(
-        call, matmul, ("_gemv_kernel", plain), ("_split_kernel", whole), ("_tile_kernel", whole),
-        ("_dequantize_kernel", unpacking), whole=whole,
+        call, matmul, ("_gemv_kernel", plain), ("_stream_kernel", whole), ("_split_kernel", whole),
+        ("_tile_kernel", whole), ("_dequantize_kernel", unpacking), whole=whole,
     )  # fmt: skip
 
 

@@ -41,11 +41,18 @@ def test_a_bias_is_read_too():
 
 @pytest.mark.parametrize(
     ("kernel", "pipe"),
-    [("_gemv_kernel", "vector_fp32"), ("_split_kernel", "tensor_bf16"), ("_tile_kernel", "tensor_bf16")],
+    [
+        ("_gemv_kernel", "vector_fp32"),
+        ("_stream_kernel", "tensor_bf16"),
+        ("_split_kernel", "tensor_bf16"),
+        ("_tile_kernel", "tensor_bf16"),
+    ],
 )
 def test_each_kernel_multiplies_on_its_units(kernel, pipe):
     (found,) = launch_costs(_forward(1, WORDS4, SCALE4, None, "4", kernels=[kernel]))
     assert found.pipe == pipe
+    # THEN it reads packed words, and no matrix
+    assert found.bytes_read == 1000 * 2 + PACKED4
 
 
 def test_many_rows_write_a_matrix_and_read_it_again_but_an_ideal_operator_does_not():
