@@ -104,7 +104,8 @@ class Pending:
             self.result()
 
     def _compiled(self) -> Any:
-        if self.future is not None:
+        # One that no thread has begun is not waited for: others may be before it.
+        if self.future is not None and not self.future.cancel():
             # One that failed fails here as it would without us.
             with suppress(Exception):
                 return self.future.result()

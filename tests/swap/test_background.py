@@ -78,6 +78,22 @@ def test_who_launches_it_meanwhile_waits_for_the_thread_that_compiles() -> None:
     compiling.stop()
 
 
+def test_who_launches_what_no_thread_has_begun_compiles_it_and_waits_for_no_other(monkeypatch) -> None:
+    monkeypatch.setattr(background, "_MOST_THREADS", 1)
+    released = threading.Event()
+    first, second = Kernel(lambda: released.wait(20)), Kernel()
+    made = [site(offered(first)), site(offered(second))]
+    compiling = Background(made)
+
+    scale_by(second)(*made[1].examples[0].args)
+
+    assert second.compiled_in == ["MainThread"]
+    assert not compiling.done
+    released.set()
+    compiling.stop()
+    assert len(second.compiled_in) == 1
+
+
 def test_what_stop_leaves_uncompiled_is_compiled_where_it_is_launched(monkeypatch) -> None:
     monkeypatch.setattr(background, "_MOST_THREADS", 1)
     begun, released = threading.Event(), threading.Event()
