@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import threading
 import time
 
@@ -12,6 +13,7 @@ import torch
 from advisor import TrainingAdvisor
 from advisor.capture.swapping import engine as swapping_engine
 from advisor.capture.swapping import patience as swapping_patience
+from advisor.capture.swapping import run as swapping
 from advisor.capture.swapping import steps as swapping_steps
 from advisor.capture.swapping.engine import Engine
 from advisor.capture.swapping.patience import Patience
@@ -244,6 +246,42 @@ def test_without_anything_to_compile_no_batch_is_waited_for(pl, tmp_path, monkey
     assert compiler.count() == 0
     assert compiler.kernel.compiled_in == ["MainThread"]
     assert result(tmp_path)["kept"] is True
+
+
+@pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no distributed package")
+def test_two_processes_of_ddp_train_on_alike_while_the_first_compiles(pl, tmp_path, monkeypatch):
+    # GIVEN two forked processes, of which the first compiles for a while
+    monkeypatch.setattr(swapping, "MEETING", 8)
+    kernel = Kernel(lambda: time.sleep(0.3))
+    plant(monkeypatch, offered(kernel))
+    callback = TrainingAdvisor(stages=("validate",), warmup_steps=WARMUP, swap=["norm"])
+
+    class Notes(pl.Callback):
+        def __init__(self):
+            self.states = []
+
+        def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+            self.states.append(callback._swapping.state.name)
+
+        def on_train_end(self, trainer, pl_module):
+            told = {
+                "states": self.states,
+                "swapped": is_swapped(pl_module),
+                "in": kernel.compiled_in,
+            }
+            (tmp_path / f"rank{trainer.global_rank}.json").write_text(json.dumps(told))
+
+    trainer = make_trainer(pl, tmp_path, callback, Notes(), devices=2, strategy="ddp_fork")
+    trainer.fit(slow_model(pl), rows(1200))
+
+    first, second = (json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in (0, 1))
+    assert first["swapped"] == second["swapped"] == [True, True]
+    assert first["states"] == second["states"]
+    assert first["states"].count("COMPILING") % swapping.COMPILING_MEETING == 0
+    assert "COMPILING" in first["states"]
+    # AND each compiled for itself, the second where it launched it
+    assert first["in"][0].startswith("advisor-swap-compiler")
+    assert second["in"][0] == "MainThread"
 
 
 def test_patience_ends_with_time_or_with_half_the_batches_to_spare():
