@@ -23,7 +23,7 @@ from torch import Tensor
 
 from ._device import device_reasons, dtype_reasons, refuse
 from ._family import Family
-from ._launch import LaunchTable, next_power_of_2
+from ._launch import LaunchTable, cdiv, next_power_of_2
 from ._ops import operator
 from ._triton import tl, triton
 
@@ -35,7 +35,8 @@ FAMILY = Family(
 
 LAYOUTS = ("bshd", "bhsd")
 
-#: Size: elements of a token's queries. TILE: elements that a step of the loop over heads rotates.
+#: Size: elements of a token's queries. TILE: elements that are rotated at once. SPREAD: by a program of their
+#: own; else a program takes all heads of a token, one tile after the other.
 ROTATE = LaunchTable(
     "rope",
     {
@@ -50,45 +51,62 @@ ROTATE = LaunchTable(
 
 
 @triton.jit
+def _tables(
+    cos_row, sin_row, HALF: tl.constexpr, FULL_TABLE: tl.constexpr, INTERLEAVED: tl.constexpr,
+    PAIRS: tl.constexpr,
+):  # fmt: skip
+    """One token's cosines and sines of each pair's first and second."""
+    pairs = tl.arange(0, PAIRS)[None, :]
+    at_a = pairs * 2 if FULL_TABLE and INTERLEAVED else pairs
+    at_b = at_a
+    if FULL_TABLE:
+        at_b = at_a + 1 if INTERLEAVED else at_a + HALF
+    cos_a = tl.load(cos_row + at_a, mask=pairs < HALF, other=0.0).to(tl.float32)
+    sin_a = tl.load(sin_row + at_a, mask=pairs < HALF, other=0.0).to(tl.float32)
+    cos_b = tl.load(cos_row + at_b, mask=pairs < HALF, other=0.0).to(tl.float32)
+    sin_b = tl.load(sin_row + at_b, mask=pairs < HALF, other=0.0).to(tl.float32)
+    return cos_a, cos_b, sin_a, sin_b
+
+
+@triton.jit
 def _rotate_heads(
-    x_ptr, y_ptr, x_stride, y_stride, n_heads, cos_a, cos_b, sin_a, sin_b,
+    x_ptr, y_ptr, x_stride, y_stride, first, n_heads, cos_a, cos_b, sin_a, sin_b,
     HALF: tl.constexpr, REST: tl.constexpr, INTERLEAVED: tl.constexpr, TRANSPOSED: tl.constexpr,
     HEADS: tl.constexpr, PAIRS: tl.constexpr, TAIL: tl.constexpr,
 ):  # fmt: skip
-    """One token's heads; `x_ptr` and `y_ptr` are at its first head."""
+    """Heads of one token, from `first` on; `x_ptr` and `y_ptr` are at its first head."""
     pairs = tl.arange(0, PAIRS)[None, :]
-    for first in range(0, n_heads, HEADS):
-        heads = first + tl.arange(0, HEADS)[:, None]
-        x_head = x_ptr + heads.to(tl.int64) * x_stride
-        y_head = y_ptr + heads.to(tl.int64) * y_stride
-        live = heads < n_heads
-        if INTERLEAVED:
-            # Neighbours are loaded together and taken apart in registers.
-            both = tl.arange(0, 2 * PAIRS)[None, :]
-            mask = live & (both < 2 * HALF)
-            x = tl.load(x_head + both, mask=mask, other=0.0).to(tl.float32)
-            a, b = tl.split(tl.reshape(x, (HEADS, PAIRS, 2)))
-        else:
-            mask = live & (pairs < HALF)
-            a = tl.load(x_head + pairs, mask=mask, other=0.0).to(tl.float32)
-            b = tl.load(x_head + HALF + pairs, mask=mask, other=0.0).to(tl.float32)
-        if TRANSPOSED:
-            new_a = a * cos_a + b * sin_b
-            new_b = b * cos_b - a * sin_a
-        else:
-            new_a = a * cos_a - b * sin_a
-            new_b = b * cos_b + a * sin_b
-        if INTERLEAVED:
-            y = tl.reshape(tl.join(new_a, new_b), (HEADS, 2 * PAIRS))
-            tl.store(y_head + both, y, mask=mask)
-        else:
-            tl.store(y_head + pairs, new_a, mask=mask)
-            tl.store(y_head + HALF + pairs, new_b, mask=mask)
-        if REST > 0:
-            tail = tl.arange(0, TAIL)[None, :]
-            mask = live & (tail < REST)
-            kept = tl.load(x_head + 2 * HALF + tail, mask=mask)
-            tl.store(y_head + 2 * HALF + tail, kept, mask=mask)
+    heads = first + tl.arange(0, HEADS)[:, None]
+    x_head = x_ptr + heads.to(tl.int64) * x_stride
+    y_head = y_ptr + heads.to(tl.int64) * y_stride
+    live = heads < n_heads
+    if INTERLEAVED:
+        # Neighbours are loaded together and taken apart in registers.
+        both = tl.arange(0, 2 * PAIRS)[None, :]
+        mask = live & (both < 2 * HALF)
+        x = tl.load(x_head + both, mask=mask, other=0.0).to(tl.float32)
+        a, b = tl.split(tl.reshape(x, (HEADS, PAIRS, 2)))
+    else:
+        mask = live & (pairs < HALF)
+        a = tl.load(x_head + pairs, mask=mask, other=0.0).to(tl.float32)
+        b = tl.load(x_head + HALF + pairs, mask=mask, other=0.0).to(tl.float32)
+    if TRANSPOSED:
+        new_a = a * cos_a + b * sin_b
+        new_b = b * cos_b - a * sin_a
+    else:
+        new_a = a * cos_a - b * sin_a
+        new_b = b * cos_b + a * sin_b
+    if INTERLEAVED:
+        y = tl.reshape(tl.join(new_a, new_b), (HEADS, 2 * PAIRS))
+        tl.store(y_head + both, y, mask=mask)
+    else:
+        tl.store(y_head + pairs, new_a, mask=mask)
+        tl.store(y_head + HALF + pairs, new_b, mask=mask)
+    if REST > 0:
+        tail = tl.arange(0, TAIL)[None, :]
+        mask = live & (tail < REST)
+        kept = tl.load(x_head + 2 * HALF + tail, mask=mask)
+        tl.store(y_head + 2 * HALF + tail, kept, mask=mask)
 
 
 @triton.jit
@@ -99,32 +117,48 @@ def _rope_kernel(
     cos_batch, cos_token, sin_batch, sin_token,
     HALF: tl.constexpr, REST: tl.constexpr, FULL_TABLE: tl.constexpr,
     INTERLEAVED: tl.constexpr, TRANSPOSED: tl.constexpr,
-    HEADS: tl.constexpr, PAIRS: tl.constexpr, TAIL: tl.constexpr,
+    HEADS: tl.constexpr, PAIRS: tl.constexpr, TAIL: tl.constexpr, SPREAD: tl.constexpr,
 ):  # fmt: skip
-    pid = tl.program_id(0)
+    q_groups = tl.cdiv(q_heads, HEADS)
+    pid, group = tl.program_id(0), 0
+    if SPREAD:
+        groups = q_groups + tl.cdiv(k_heads, HEADS)
+        pid, group = pid // groups, pid % groups
     batch, token = (pid // n_tokens).to(tl.int64), (pid % n_tokens).to(tl.int64)
-    pairs = tl.arange(0, PAIRS)[None, :]
-    at_a = pairs * 2 if FULL_TABLE and INTERLEAVED else pairs
-    at_b = at_a
-    if FULL_TABLE:
-        at_b = at_a + 1 if INTERLEAVED else at_a + HALF
-    cos_row = cos_ptr + batch * cos_batch + token * cos_token
-    sin_row = sin_ptr + batch * sin_batch + token * sin_token
-    cos_a = tl.load(cos_row + at_a, mask=pairs < HALF, other=0.0).to(tl.float32)
-    sin_a = tl.load(sin_row + at_a, mask=pairs < HALF, other=0.0).to(tl.float32)
-    cos_b = tl.load(cos_row + at_b, mask=pairs < HALF, other=0.0).to(tl.float32)
-    sin_b = tl.load(sin_row + at_b, mask=pairs < HALF, other=0.0).to(tl.float32)
-    _rotate_heads(
-        q_ptr + batch * q_batch + token * q_token, q_out_ptr + batch * q_out_batch + token * q_out_token,
-        q_head, q_out_head, q_heads, cos_a, cos_b, sin_a, sin_b,
-        HALF, REST, INTERLEAVED, TRANSPOSED, HEADS, PAIRS, TAIL,
+    cos_a, cos_b, sin_a, sin_b = _tables(
+        cos_ptr + batch * cos_batch + token * cos_token, sin_ptr + batch * sin_batch + token * sin_token,
+        HALF, FULL_TABLE, INTERLEAVED, PAIRS,
     )  # fmt: skip
+    q_ptr += batch * q_batch + token * q_token
+    q_out_ptr += batch * q_out_batch + token * q_out_token
     if k_ptr is not None:
+        k_ptr += batch * k_batch + token * k_token
+        k_out_ptr += batch * k_out_batch + token * k_out_token
+    if SPREAD:
+        # Chosen without a branch, so that tables and heads are on their way together.
+        first, x_ptr, y_ptr, x_head, y_head, n_heads = group, q_ptr, q_out_ptr, q_head, q_out_head, q_heads
+        if k_ptr is not None:
+            of_q = group < q_groups
+            first = tl.where(of_q, group, group - q_groups)
+            x_ptr, y_ptr = tl.where(of_q, q_ptr, k_ptr), tl.where(of_q, q_out_ptr, k_out_ptr)
+            x_head, y_head = tl.where(of_q, q_head, k_head), tl.where(of_q, q_out_head, k_out_head)
+            n_heads = tl.where(of_q, q_heads, k_heads)
         _rotate_heads(
-            k_ptr + batch * k_batch + token * k_token, k_out_ptr + batch * k_out_batch + token * k_out_token,
-            k_head, k_out_head, k_heads, cos_a, cos_b, sin_a, sin_b,
+            x_ptr, y_ptr, x_head, y_head, first * HEADS, n_heads, cos_a, cos_b, sin_a, sin_b,
             HALF, REST, INTERLEAVED, TRANSPOSED, HEADS, PAIRS, TAIL,
         )  # fmt: skip
+    else:
+        for first in range(0, q_heads, HEADS):
+            _rotate_heads(
+                q_ptr, q_out_ptr, q_head, q_out_head, first, q_heads, cos_a, cos_b, sin_a, sin_b,
+                HALF, REST, INTERLEAVED, TRANSPOSED, HEADS, PAIRS, TAIL,
+            )  # fmt: skip
+        if k_ptr is not None:
+            for first in range(0, k_heads, HEADS):
+                _rotate_heads(
+                    k_ptr, k_out_ptr, k_head, k_out_head, first, k_heads, cos_a, cos_b, sin_a, sin_b,
+                    HALF, REST, INTERLEAVED, TRANSPOSED, HEADS, PAIRS, TAIL,
+                )  # fmt: skip
 
 
 def _rows_in_place(x: Tensor) -> Tensor:
@@ -188,15 +222,18 @@ def rope_op(
     params = dict(ROTATE.pick(q.shape[head_axis] * head_dim, q.device))
     pairs = next_power_of_2(half)
     heads = min(max(params.pop("TILE") // (2 * pairs), 1), next_power_of_2(q.shape[head_axis]))
+    spread = params.pop("SPREAD", 0) and (k is None or k.dtype == q.dtype)
+    k_heads = 0 if k is None else k.shape[head_axis]
+    groups = cdiv(q.shape[head_axis], heads) + cdiv(k_heads, heads) if spread else 1
     k_strides = (0,) * 6 if k is None else (*_strides(k, layout), *_strides(k_out, layout))
-    _rope_kernel[(q.shape[0] * q.shape[token_axis],)](
+    _rope_kernel[(q.shape[0] * q.shape[token_axis] * groups,)](
         q, k, q_out, k_out, cos, sin, q.shape[token_axis],
         *_strides(q, layout), *_strides(q_out, layout), q.shape[head_axis],
-        *k_strides, 0 if k is None else k.shape[head_axis],
+        *k_strides, k_heads,
         *_table_strides(cos), *_table_strides(sin),
         HALF=half, REST=head_dim - rotary_dim, FULL_TABLE=cos.shape[-1] == rotary_dim,
         INTERLEAVED=interleaved, TRANSPOSED=transposed, HEADS=heads, PAIRS=pairs,
-        TAIL=next_power_of_2(head_dim - rotary_dim), **params,
+        TAIL=next_power_of_2(head_dim - rotary_dim), SPREAD=bool(spread), **params,
     )  # fmt: skip
     return q_out, k_out
 

@@ -143,6 +143,20 @@ TRIALS = [
         "softmax", "softmax_forward", "softmax 8192x16384 forward",
         _rows("TILE num_warps JOIN maxnreg", (1, 16), (1, 16, 1), (1, 16, 1, 64), (1, 8, 1)),
     ),
+    Trial(
+        "rope", "rope", "rope 4x4096x32/8x128 forward",
+        _rows(
+            "TILE num_warps SPREAD",
+            (4096, 4), (2048, 4, 1), (2048, 2, 1), (1024, 2, 1), (1024, 1, 1), (4096, 4, 1),
+        ),
+    ),
+    Trial(
+        "activations", "activations_bias_backward", "bias_gelu_tanh 16384x4096 forward+backward",
+        _rows(
+            "ROWS BLOCK STAGES programs_per_sm num_warps",
+            (4, 512, 3, 6, 4), (8, 512, 3, 4, 4), (4, 1024, 3, 4, 8), (8, 512, 2, 6, 4), (4, 512, 2, 8, 4),
+        ),
+    ),
     Trial("softmax", "softmax_backward", "softmax_causal 96x1024x1024 forward+backward", CAUSAL),
     Trial(
         "softmax", "softmax_forward", "softmax_causal 96x1024x1024 forward",

@@ -91,6 +91,6 @@ def test_a_trial_is_of_a_case_that_is_timed_and_tries_what_its_table_holds(trial
     assert f"{case.kernel} {case.shape} {case.direction}" == trial.case
     assert {"ours", "eager"} <= case.variants.keys()
     held = {key for rows in LaunchTable.known[trial.table].rows.values() for _, row in rows for key in row}
-    tried = {"STREAM", "JOIN", "maxnreg", "programs_per_sm"}
+    tried = {"STREAM", "JOIN", "SPREAD", "maxnreg", "programs_per_sm"}
     assert all(row.keys() <= held | tried for row in trial.rows)
     assert all(trial.rows.count(row) == 1 for row in trial.rows)

@@ -50,6 +50,29 @@ def test_both_layouts_and_pairings_match_eager(device, dtype, layout, interleave
     _judge(q, k, *tables, layout=layout, interleaved=interleaved, rotary_dim=16)
 
 
+@pytest.mark.quick
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("layout", rp.LAYOUTS)
+@pytest.mark.parametrize("k_heads", [None, 1, 3])
+def test_tiles_of_heads_in_programs_of_their_own_match_eager(
+    device, interleaved, layout, k_heads, monkeypatch, poisoned
+):
+    # GIVEN tiles of two heads, the last of them filled by half, and dimensions that are not rotated
+    monkeypatch.setattr(rp.ROTATE, "rows", {"default": ((None, {"TILE": 32, "num_warps": 1, "SPREAD": 1}),)})
+    q_shape, k_shape = [
+        (2, 3, heads, 20) if layout == "bshd" else (2, heads, 3, 20) for heads in (5, k_heads or 1)
+    ]
+    q, k = torch.randn(q_shape, device=device), torch.randn(k_shape, device=device)
+    tables = _tables(device, torch.float32, 3, 16, interleaved=interleaved)
+    _judge(q, None if k_heads is None else k, *tables, layout=layout, interleaved=interleaved)
+    if k_heads is not None:
+        # AND keys of another dtype give what they give alone
+        options = {"layout": layout, "interleaved": interleaved}
+        together = rp.rope(q, k.half(), *tables, **options)
+        assert together[0].equal(rp.rope(q, None, *tables, **options)[0])
+        assert together[1].equal(rp.rope(k.half(), None, *tables, **options)[0])
+
+
 @pytest.mark.parametrize("sizes", cases([(16, 10), (20, 20), (7, 2)], [(80, 80), (256, 64), (96, 32)]))
 @pytest.mark.parametrize("interleaved", cases([False, True]))
 def test_partial_and_odd_dimensions_match_eager(device, sizes, interleaved, poisoned):
