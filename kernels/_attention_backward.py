@@ -15,6 +15,8 @@ from ._attention_tiles import (
     sequence,
     spans,
     store_rows,
+    visited,
+    visits,
     work_item,
 )
 from ._triton import tl, triton
@@ -22,15 +24,15 @@ from ._triton import tl, triton
 
 @triton.jit
 def query_gradient_kernel(
-    q, k, v, out, grad, grad_plain, dq, lse, delta, bias, cu_q, cu_k, seed_ptr,
+    q, k, v, out, grad, grad_plain, dq, lse, delta, bias, lists, cu_q, cu_k, seed_ptr,
     q_b, q_h, q_n, k_b, k_h, k_n, v_b, v_h, v_n, o_b, o_h, o_n, g_b, g_h, g_n, dq_b, dq_h, dq_n,
-    bias_b, bias_h, bias_m, bias_n,
+    bias_b, bias_h, bias_m, bias_n, lists_b, lists_h, lists_m,
     heads, group, n_planes, n_blocks, together, n_q, n_k, lse_rows, scale, softcap, left, right,
     DIM: tl.constexpr, DIM_V: tl.constexpr, COLS: tl.constexpr, COLS_V: tl.constexpr,
     PACKED: tl.constexpr, LOWER_RIGHT: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr,
-    BIAS: tl.constexpr, PER_KEY: tl.constexpr, SOFTCAP: tl.constexpr, DROPOUT: tl.constexpr,
-    KEEP: tl.constexpr, PRECISION: tl.constexpr, TMA: tl.constexpr, BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr, PRECISE: tl.constexpr,
+    BIAS: tl.constexpr, LISTED: tl.constexpr, PER_KEY: tl.constexpr, SOFTCAP: tl.constexpr,
+    DROPOUT: tl.constexpr, KEEP: tl.constexpr, PRECISION: tl.constexpr, TMA: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, PRECISE: tl.constexpr,
 ):  # fmt: skip
     """dq = scale dS k, and delta, which `key_gradient_kernel` reads.
 
@@ -48,6 +50,8 @@ def query_gradient_kernel(
     i = row + tl.arange(0, BLOCK_M)
     if BIAS != NO_BIAS:
         bias += batch.to(tl.int64) * bias_b + head.to(tl.int64) * bias_h
+    if LISTED:
+        lists += batch.to(tl.int64) * lists_b + head.to(tl.int64) * lists_h + block.to(tl.int64) * lists_m
     RAW: tl.constexpr = not SOFTCAP and BIAS != ADDED_BIAS
     factor = scale * 1.4426950408889634 if RAW else 1.0
     share = 65536.0 / KEEP if DROPOUT else 1.0
@@ -76,14 +80,16 @@ def query_gradient_kernel(
         g = load_rows(grad, at, head, first_q + row, end, g_b, g_h, g_n, DIM_V, BLOCK_M, COLS_V, True, TMA)
     acc = tl.zeros([BLOCK_M, COLS], tl.float32)
     for sweep in tl.static_range(0 if PRECISE else 1, 2):
-        for part in tl.static_range(0 if LEFT else 1, 3):
+        for part in tl.static_range(2 if LISTED else 0 if LEFT else 1, 3):
             if part == 0:
                 lo, hi = start, whole
             elif part == 1:
                 lo, hi = whole, until
             else:
                 lo, hi = until, stop
-            for col in tl.range(lo, hi, BLOCK_N):
+            lo, hi = visits(lists, lo, hi, LISTED)
+            for at_list in tl.range(lo, hi, 1 if LISTED else BLOCK_N):
+                col, code = visited(lists, at_list, BLOCK_N, LISTED)
                 keys = load_rows(k, at, head // group, first_k + col, first_k + len_k, k_b, k_h, k_n,
                                  DIM, BLOCK_N, COLS, part != 1, TMA)  # fmt: skip
                 values = load_rows(v, at, head // group, first_k + col, first_k + len_k, v_b, v_h, v_n,
@@ -93,7 +99,7 @@ def query_gradient_kernel(
                 dp = tl.dot(g, tl.trans(values), input_precision=PRECISION)
                 scores, slope = cap(raw, scale, softcap, SOFTCAP)
                 scores = masked(scores, i[:, None], j[None, :], len_q, len_k, low, high, bias, bias_m, bias_n,
-                                scale, BIAS, PER_KEY, SOFTCAP, LEFT, RIGHT, part != 1)  # fmt: skip
+                                code, scale, BIAS, PER_KEY, SOFTCAP, LEFT, RIGHT, part != 1)  # fmt: skip
                 p = tl.exp2((scores - row_lse[:, None]) * factor)
                 if DROPOUT:
                     keep = kept(seed, plane, row, n_q, col, n_k, KEEP, BLOCK_M, BLOCK_N)
@@ -110,16 +116,16 @@ def query_gradient_kernel(
 
 @triton.jit
 def key_gradient_kernel(
-    q, k, v, grad, dk, dv, lse, delta, bias, cu_q, cu_k, seed_ptr,
+    q, k, v, grad, dk, dv, lse, delta, bias, lists, cu_q, cu_k, seed_ptr,
     q_b, q_h, q_n, k_b, k_h, k_n, v_b, v_h, v_n, g_b, g_h, g_n,
     dk_s, dk_b, dk_h, dk_n, dv_s, dv_b, dv_h, dv_n,
-    bias_b, bias_h, bias_m, bias_n,
+    bias_b, bias_h, bias_m, bias_n, lists_b, lists_h, lists_m,
     heads, group, n_planes, n_blocks, together, n_q, n_k, lse_rows, scale, softcap, left, right, splits,
     DIM: tl.constexpr, DIM_V: tl.constexpr, COLS: tl.constexpr, COLS_V: tl.constexpr,
     PACKED: tl.constexpr, LOWER_RIGHT: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr,
-    BIAS: tl.constexpr, PER_KEY: tl.constexpr, SOFTCAP: tl.constexpr, DROPOUT: tl.constexpr,
-    KEEP: tl.constexpr, PRECISION: tl.constexpr, TMA: tl.constexpr, BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
+    BIAS: tl.constexpr, LISTED: tl.constexpr, PER_KEY: tl.constexpr, SOFTCAP: tl.constexpr,
+    DROPOUT: tl.constexpr, KEEP: tl.constexpr, PRECISION: tl.constexpr, TMA: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """dv = P^T grad and dk = scale dS^T q, summed over the query heads that share a key head.
 
@@ -158,14 +164,20 @@ def key_gradient_kernel(
         head_bias = bias
         if BIAS != NO_BIAS:
             head_bias = bias + batch.to(tl.int64) * bias_b + head.to(tl.int64) * bias_h
-        for part in tl.static_range(0 if RIGHT else 1, 3 if LEFT else 2):
+        own_lists = lists
+        if LISTED:
+            own_lists = lists + batch.to(tl.int64) * lists_b + head.to(tl.int64) * lists_h
+            own_lists += block.to(tl.int64) * lists_m
+        for part in tl.static_range(2 if LISTED else 0 if RIGHT else 1, 3 if LEFT or LISTED else 2):
             if part == 0:
                 lo, hi = start, whole
             elif part == 1:
                 lo, hi = whole, until
             else:
                 lo, hi = until, stop
-            for row in tl.range(lo, hi, BLOCK_M):
+            lo, hi = visits(own_lists, lo, hi, LISTED)
+            for at_list in tl.range(lo, hi, 1 if LISTED else BLOCK_M):
+                row, code = visited(own_lists, at_list, BLOCK_M, LISTED)
                 i = row + tl.arange(0, BLOCK_M)
                 queries = load_rows(q, at, head, first_q + row, end_q, q_b, q_h, q_n,
                                     DIM, BLOCK_M, COLS, True, TMA)  # fmt: skip
@@ -173,7 +185,8 @@ def key_gradient_kernel(
                 raw = tl.dot(keys, tl.trans(queries), input_precision=PRECISION)
                 scores, slope = cap(raw, scale, softcap, SOFTCAP)
                 scores = masked(scores, i[None, :], j[:, None], len_q, len_k, low, high, head_bias, bias_m,
-                                bias_n, scale, BIAS, PER_KEY, SOFTCAP, LEFT, RIGHT, part != 1)  # fmt: skip
+                                bias_n, code, scale, BIAS, PER_KEY, SOFTCAP, LEFT, RIGHT,
+                                part != 1)  # fmt: skip
                 p = tl.exp2((scores - row_lse[None, :]) * factor)
                 g = load_rows(grad, at, head, first_q + row, end_q, g_b, g_h, g_n,
                               DIM_V, BLOCK_M, COLS_V, True, TMA)  # fmt: skip

@@ -10,6 +10,8 @@ from ._attention_tiles import (
     sequence,
     spans,
     store_rows,
+    visited,
+    visits,
     work_item,
 )
 from ._triton import tl, triton
@@ -17,14 +19,15 @@ from ._triton import tl, triton
 
 @triton.jit
 def forward_kernel(
-    q, k, v, out, lse, bias, cu_q, cu_k, seed_ptr,
+    q, k, v, out, lse, bias, lists, cu_q, cu_k, seed_ptr,
     q_b, q_h, q_n, k_b, k_h, k_n, v_b, v_h, v_n, o_b, o_h, o_n, bias_b, bias_h, bias_m, bias_n,
+    lists_b, lists_h, lists_m,
     heads, group, n_planes, n_blocks, together, n_q, n_k, lse_rows, scale, softcap, left, right,
     DIM: tl.constexpr, DIM_V: tl.constexpr, COLS: tl.constexpr, COLS_V: tl.constexpr,
     PACKED: tl.constexpr, LOWER_RIGHT: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr,
-    BIAS: tl.constexpr, PER_KEY: tl.constexpr, SOFTCAP: tl.constexpr, DROPOUT: tl.constexpr,
-    KEEP: tl.constexpr, PRECISION: tl.constexpr, TMA: tl.constexpr, BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
+    BIAS: tl.constexpr, LISTED: tl.constexpr, PER_KEY: tl.constexpr, SOFTCAP: tl.constexpr,
+    DROPOUT: tl.constexpr, KEEP: tl.constexpr, PRECISION: tl.constexpr, TMA: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """out = dropout(softmax(scores)) v, and `lse`, the scores' log-sum-exp in the units of `scores`.
 
@@ -42,6 +45,8 @@ def forward_kernel(
     i = row + tl.arange(0, BLOCK_M)
     if BIAS != NO_BIAS:
         bias += batch.to(tl.int64) * bias_b + head.to(tl.int64) * bias_h
+    if LISTED:
+        lists += batch.to(tl.int64) * lists_b + head.to(tl.int64) * lists_h + block.to(tl.int64) * lists_m
     # Raw scores are scaled after the maximum is subtracted, which is exact however large they are.
     RAW: tl.constexpr = not SOFTCAP and BIAS != ADDED_BIAS
     factor = scale * 1.4426950408889634 if RAW else 1.0
@@ -58,21 +63,23 @@ def forward_kernel(
     acc = tl.zeros([BLOCK_M, COLS_V], tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     top = tl.full([BLOCK_M], float("-inf"), tl.float32)
-    for part in tl.static_range(0 if LEFT else 1, 3):
+    for part in tl.static_range(2 if LISTED else 0 if LEFT else 1, 3):
         if part == 0:
             lo, hi = start, whole
         elif part == 1:
             lo, hi = whole, until
         else:
             lo, hi = until, stop
-        for col in tl.range(lo, hi, BLOCK_N):
+        lo, hi = visits(lists, lo, hi, LISTED)
+        for at_list in tl.range(lo, hi, 1 if LISTED else BLOCK_N):
+            col, code = visited(lists, at_list, BLOCK_N, LISTED)
             keys = load_rows(k, at, head // group, first_k + col, first_k + len_k, k_b, k_h, k_n,
                              DIM, BLOCK_N, COLS, part != 1, TMA)  # fmt: skip
             j = col + tl.arange(0, BLOCK_N)
             raw = tl.dot(queries, tl.trans(keys), input_precision=PRECISION)
             scores, _ = cap(raw, scale, softcap, SOFTCAP)
             scores = masked(scores, i[:, None], j[None, :], len_q, len_k, low, high, bias, bias_m, bias_n,
-                            scale, BIAS, PER_KEY, SOFTCAP, LEFT, RIGHT, part != 1)  # fmt: skip
+                            code, scale, BIAS, PER_KEY, SOFTCAP, LEFT, RIGHT, part != 1)  # fmt: skip
             new_top = tl.maximum(top, tl.max(scores, 1))
             if BIAS != NO_BIAS or part != 1:
                 anchor = tl.where(new_top == float("-inf"), 0.0, new_top)

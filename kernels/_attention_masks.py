@@ -182,6 +182,40 @@ def listed(
     return lists.expand(batch, heads, *lists.shape[2:])
 
 
+def is_dense(bias: Tensor) -> bool:
+    """Whether a mask is a bias that differs by head and by query: nothing is left out for it, and a survey of
+    it would be in vain."""
+    per_head = bias.stride(1) != 0 and bias.shape[1] > 1
+    return bias.dtype != torch.bool and per_head and bias.stride(2) != 0
+
+
+def listed_for(
+    bias: Tensor | None, rows: int, cols: int, low: int, high: int, limits: tuple[bool, bool],
+    transposed: bool = False,
+) -> tuple[Tensor | None, tuple[int, ...]]:  # fmt: skip
+    """Lists for a kernel that reads the mask itself, and their strides; none where there is nothing to list.
+
+    Args:
+        bias: (batch, heads, queries, keys), expanded, or None.
+        rows: queries of a block.
+        cols: keys of a block.
+        low: key j is seen by query i only if ``j - i >= low``, if the first of `limits` is set.
+        high: and only if ``j - i <= high``, if the second is.
+        limits: which of the two hold.
+        transposed: whether blocks of keys are to have lists of blocks of queries.
+    """
+    if bias is None or is_dense(bias):
+        return None, (0, 0, 0)
+    cells = surveyed(bias, rows, cols)[1]
+    if transposed:
+        lists = listed(
+            cells.transpose(2, 3), 1, 1, cols, rows, bias.shape[2], -high, -low, (limits[1], limits[0])
+        )  # fmt: skip
+    else:
+        lists = listed(cells, 1, 1, rows, cols, bias.shape[3], low, high, limits)
+    return lists, lists.stride()[:3]
+
+
 @dataclass(frozen=True)
 class Prepared:
     """A mask as the kernels with roles take it.
@@ -235,8 +269,7 @@ def prepared(bias: Tensor | None, transposed: bool = False, cells: Tensor | None
         return Prepared(NOTHING)
     oriented = bias.transpose(2, 3) if transposed else bias
     added = bias.dtype != torch.bool
-    if added and bias.stride(2) != 0 and bias.stride(1) != 0 and bias.shape[1] > 1:
-        # What differs by head is no mask: there is nothing to be left out, but the reading.
+    if is_dense(bias):
         return Prepared(DENSE, numbers=oriented)
     if added and bias.stride(2) == 0:
         batch, heads, _, keys = bias.shape

@@ -13,7 +13,7 @@ from ._attention_hopper_forward import launch_forward
 from ._attention_hopper_keys import launch_key_gradient
 from ._attention_hopper_queries import launch_query_gradient
 from ._attention_launch import FORWARD, KEY_GRADIENT, QUERY_GRADIENT, Params, Tiles
-from ._attention_masks import prepared
+from ._attention_masks import is_dense, listed_for, prepared
 from ._device import sm_count
 from ._launch import cdiv, next_power_of_2
 from ._ops import operator
@@ -96,6 +96,7 @@ def _options(
         "RIGHT": right >= 0,
         "PER_KEY": bias is not None and bias.stride(2) == 0,
         "BIAS": 0 if bias is None else 1 if bias.dtype == torch.bool else 2,
+        "LISTED": bias is not None and not is_dense(bias),
         "SOFTCAP": softcap > 0.0,
         # At p = 1 nothing is kept: the share of what is kept must stay finite.
         "DROPOUT": dropout > 0.0,
@@ -198,11 +199,12 @@ def attention_gradient_op(
         if params["TMA"]:
             sources = _descriptors(sources, params, options)
         query, key, value, grad_source = sources
+        lists, list_strides = listed_for(bias, params["BLOCK_M"], params["BLOCK_N"], *window[1:])
         query_gradient_kernel[(planes * blocks,)](
-            query, key, value, out, grad_source, grad, dq, lse, delta, bias, cu_q, cu_k, seed,
+            query, key, value, out, grad_source, grad, dq, lse, delta, bias, lists, cu_q, cu_k, seed,
             *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *out.stride()[:3], *grad.stride()[:3],
-            *dq.stride()[:3], *_bias_strides(bias), heads, heads // heads_k, planes, blocks, together,
-            *scalars, **options, **params, PRECISE=precise,
+            *dq.stride()[:3], *_bias_strides(bias), *list_strides, heads, heads // heads_k, planes, blocks,
+            together, *scalars, **options, **params, PRECISE=precise,
         )  # fmt: skip
 
     by_role = _roles(KEY_GRADIENT, options, q, k, v, grad)
@@ -223,10 +225,13 @@ def attention_gradient_op(
         params["TMA"] = cu_q is None and all(_takes_tma(x, params) for x in sources)
         if params["TMA"]:
             sources = _descriptors(sources, params, options)
+        lists, list_strides = listed_for(
+            bias, params["BLOCK_M"], params["BLOCK_N"], *window[1:], transposed=True
+        )
         key_gradient_kernel[(planes * blocks,)](
-            *sources, part_k, part_v, lse, delta, bias, cu_q, cu_k, seed,
+            *sources, part_k, part_v, lse, delta, bias, lists, cu_q, cu_k, seed,
             *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *grad.stride()[:3],
-            *part_k.stride()[:4], *part_v.stride()[:4], *_bias_strides(bias),
+            *part_k.stride()[:4], *part_v.stride()[:4], *_bias_strides(bias), *list_strides,
             heads, heads // heads_k, planes, blocks, together, *scalars, splits, **options, **params,
         )  # fmt: skip
     if splits > 1:
@@ -284,12 +289,12 @@ def attention_op(
     batch = q.shape[0] if cu_q is None else cu_q.shape[0] - 1
     planes = batch * heads
     together = _together(q, k, v, planes, group)
+    shift = max_k - max_q if lower_right else 0
+    window = (shift - left, shift + right, (left >= 0, right >= 0))
     if params := _roles(FORWARD, options, q, k, v):
-        shift = max_k - max_q if lower_right else 0
         launch_forward(
-            q, k, v, out, lse, prepared(bias), scale, shift - left, shift + right,
-            (left >= 0, right >= 0), together, sm_count(q.device), params,
-        )  # fmt: skip
+            q, k, v, out, lse, prepared(bias), scale, *window, together, sm_count(q.device), params
+        )
         return out, lse
     params = FORWARD.pick(q, options)
     blocks = cdiv(max_q, params["BLOCK_M"])
@@ -297,10 +302,11 @@ def attention_op(
     params["TMA"] = cu_q is None and all(_takes_tma(x, params) for x in sources)
     if params["TMA"]:
         sources = _descriptors(sources, params, options)
+    lists, list_strides = listed_for(bias, params["BLOCK_M"], params["BLOCK_N"], *window)
     forward_kernel[(planes * blocks,)](
-        *sources, out, lse, bias, cu_q, cu_k, seed,
+        *sources, out, lse, bias, lists, cu_q, cu_k, seed,
         *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *out.stride()[:3], *_bias_strides(bias),
-        heads, group, planes, blocks, together, max_q, max_k, lse.shape[2],
+        *list_strides, heads, group, planes, blocks, together, max_q, max_k, lse.shape[2],
         scale, softcap, left, right, **options, **params,
     )  # fmt: skip
     return out, lse

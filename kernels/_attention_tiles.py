@@ -118,7 +118,7 @@ def cap(raw, scale, softcap, SOFTCAP: tl.constexpr):
 
 @triton.jit
 def masked(
-    scores, i, j, len_q, len_k, low, high, bias, stride_m, stride_n, scale,
+    scores, i, j, len_q, len_k, low, high, bias, stride_m, stride_n, code, scale,
     BIAS: tl.constexpr, PER_KEY: tl.constexpr, SOFTCAP: tl.constexpr, LEFT: tl.constexpr,
     RIGHT: tl.constexpr, EDGE: tl.constexpr,
 ):  # fmt: skip
@@ -129,6 +129,7 @@ def masked(
         low: key j is seen by query i only if `j - i >= low`, where `LEFT`.
         high: and only if `j - i <= high`, where `RIGHT`.
         bias: of this batch and head: bool (True is seen) or additive, by `BIAS`.
+        code: 2 where the bias hides and adds nothing, so that it need not be read.
         PER_KEY: whether all queries have the same, which is loaded once for all of them.
         EDGE: whether the tile may hold keys past the end or outside of the window.
     """
@@ -136,8 +137,9 @@ def masked(
         where, inside = bias + j.to(tl.int64) * stride_n, j < len_k
         if not PER_KEY:
             where, inside = where + i.to(tl.int64) * stride_m, inside & (i < len_q)
+        inside = inside & (code != 2)
         if BIAS == BOOL_MASK:
-            seen = tl.load(where, mask=inside, other=0) != 0
+            seen = tl.load(where, mask=inside, other=1) != 0
             scores = tl.where(seen, scores, float("-inf"))
         else:
             if not SOFTCAP:
@@ -151,6 +153,24 @@ def masked(
             seen = seen & (j - i >= low)
         scores = tl.where(seen, scores, float("-inf"))
     return scores
+
+
+@triton.jit
+def visits(lists, lo, hi, LISTED: tl.constexpr):
+    """Where to begin and end: among the blocks that a mask's list has, or among indices."""
+    if LISTED:
+        lo, hi = 0, tl.load(lists)
+    return lo, hi
+
+
+@triton.jit
+def visited(lists, at, SIZE: tl.constexpr, LISTED: tl.constexpr):
+    """The first index of the block at `at`, and how the mask is there, as `list_kernel` writes it."""
+    first, code = at, 1
+    if LISTED:
+        entry = tl.load(lists + 1 + at)
+        first, code = entry // 4 * SIZE, entry % 4
+    return first, code
 
 
 @triton.jit

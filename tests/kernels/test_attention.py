@@ -9,6 +9,7 @@ import pytest
 import torch
 from advisor.kernels import _attention_hopper_tiles as hopper
 from advisor.kernels import _attention_launch as launch
+from advisor.kernels import _attention_masks as masks
 from advisor.kernels import _attention_ops as ops
 from advisor.kernels._device import UnsupportedError
 from advisor.kernels.attention import FlashAttention, attention, attention_reference, unsupported_reasons
@@ -113,6 +114,69 @@ def test_rows_that_see_no_key_are_zero_with_zero_gradients(device, dtype, poison
     out.sum().backward()
     assert not out[:, :, [3, 17]].any()
     assert not q.grad[:, :, [3, 17]].any()
+
+
+def _masks(n, m):
+    """Masks whose blocks are hidden, open, or cut one off their edges; each query sees a key."""
+    i, j = torch.arange(n)[:, None], torch.arange(m)
+    yield "documents", (i // 16 == j // 16) | (j == 0)
+    yield "off_by_one", (i // 17 == j // 17) | (j == 15)
+    yield "padding", (j < 17)[None].expand(n, m)
+    yield "single", j == (i * 29) % m
+    yield "causal_padding", (j <= i) & (j < 31)
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("kind", [name for name, _ in _masks(1, 1)])
+@pytest.mark.parametrize("added", [False, True])
+@pytest.mark.parametrize(
+    "options", cases([{}, {"dropout_p": 0.2}], [{"causal": True}, {"window": (9, -1), "softcap": 3.0}])
+)
+def test_blocks_that_a_mask_hides_change_no_bit_by_being_left_out(
+    device, monkeypatch, kind, added, options, poisoned
+):
+    n, m = 40, 64
+    mask = dict(_masks(n, m))[kind].to(device)
+    if added:
+        mask = torch.zeros(n, m, device=device).masked_fill(~mask, -torch.inf)
+    inputs = _qkv(device, torch.float32, 1, 2, 1, n, m, 16, 16)
+
+    def ours(q, k, v):
+        torch.manual_seed(3)
+        return attention(q, k, v, mask, **options)
+
+    left_out = run(ours, inputs)
+    listed = masks.listed
+    monkeypatch.setattr(masks, "listed", lambda cells, *rest: listed(torch.full_like(cells, 7), *rest))
+    all_visited = run(ours, inputs, douts=left_out[2])
+    assert_bit_equal(left_out[0][0], all_visited[0][0])
+    for name, gradient in left_out[1].items():
+        assert_bit_equal(gradient, all_visited[1][name])
+    # Where one key is seen, the gradient for queries is 0 but for rounding.
+    if "dropout_p" not in options and kind != "single":
+        check(ours, lambda q, k, v: attention_reference(q, k, v, mask, **options), inputs, gradient_ulps=16)
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("added", [False, True])
+@pytest.mark.parametrize("direction", ["keys", "queries"])
+def test_blocks_that_a_mask_hides_are_not_read(device, added, direction):
+    if device.type != "cpu":
+        pytest.skip("blocks are larger on a GPU")
+    # GIVEN two sequences of 32 that do not see each other, the second of NaN
+    at = torch.arange(64) // 32
+    mask = at[:, None] == at
+    if added:
+        mask = torch.zeros(64, 64).masked_fill(~mask, -torch.inf)
+    inputs = _qkv(device, torch.float32, 1, 1, 1, 64, 64, 16, 16)
+    for name in ("k", "v") if direction == "keys" else ("q",):
+        inputs[name][:, :, 32:] = torch.nan
+    leaves = {name: x.requires_grad_() for name, x in inputs.items()}
+    out = attention(**leaves, mask=mask)
+    grads = torch.autograd.grad(out, list(leaves.values()), torch.ones_like(out))
+    # THEN the first sequence has numbers, and numbers for gradients
+    assert out[:, :, :32].isfinite().all()
+    assert all(x[:, :, :32].isfinite().all() for x in grads)
 
 
 def _with_bias(function, bias, **options):
