@@ -18,9 +18,10 @@ try:
     from triton.experimental.gluon import language as gl
     from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 
-    AVAILABLE = hasattr(gl, "DistributedLinearLayout")
     # Its name before Triton 3.7, and since.
-    _barrier = gl.thread_barrier if hasattr(gl, "thread_barrier") else gl.barrier
+    _barrier = getattr(gl, "thread_barrier", None) or getattr(gl, "barrier", None)
+    AVAILABLE = bool(_barrier) and hasattr(gl, "DistributedLinearLayout")
+    AVAILABLE = AVAILABLE and hasattr(gluon, "constexpr_function")
 except ImportError:
     AVAILABLE = False
 
