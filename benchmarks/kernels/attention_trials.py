@@ -23,6 +23,8 @@ class Trial:
     kernel: str
     dim: int
     parameters: tuple[Any, ...] | None
+    #: (batch, heads, tokens); that of `SHAPES` if none is given.
+    shape: tuple[int, int, int] | None = None
 
     @property
     def like(self) -> tuple[str, bool]:
@@ -45,7 +47,9 @@ class Shape:
     dim: int
     causal: bool = False
     window: tuple[int, int] | None = None
-    masked: bool = False
+    #: ``bool_mask``, ``padding``, ``causal_padding``, ``documents``; ``float_mask`` (causal padding as 0 and
+    #: -inf), ``bias`` (a number a score) or ``alibi`` (a number a key).
+    mask: str = ""
     dtype: str = "bfloat16"
     lower_right: bool = False
 
@@ -54,7 +58,7 @@ class Shape:
         length = f"{self.n}" if self.n == self.m else f"{self.n}/{self.m}"
         kind = "causal" if self.causal else "full"
         extra = f" window {self.window}" if self.window else ""
-        extra += " bool mask" if self.masked else ""
+        extra += f" {self.mask}" if self.mask else ""
         extra += " fp16" if self.dtype == "float16" else ""
         return f"{self.batch}x{heads}x{length}x{self.dim} {kind}{extra}"
 
@@ -62,7 +66,13 @@ class Shape:
 CASES = [
     Shape(4, 16, 16, 4096, 4096, 128, causal=True),
     Shape(8, 12, 12, 1024, 1024, 64, causal=True),
-    Shape(4, 16, 16, 4096, 4096, 128, masked=True),
+    Shape(4, 16, 16, 4096, 4096, 128, mask="bool_mask"),
+    Shape(4, 16, 16, 4096, 4096, 128, mask="padding"),
+    Shape(4, 16, 16, 4096, 4096, 128, mask="causal_padding"),
+    Shape(4, 16, 16, 4096, 4096, 128, mask="documents"),
+    Shape(4, 16, 16, 4096, 4096, 128, mask="float_mask"),
+    Shape(4, 16, 16, 4096, 4096, 128, mask="bias"),
+    Shape(4, 16, 16, 4096, 4096, 128, causal=True, mask="alibi"),
     Shape(2, 16, 16, 8192, 8192, 128),
     Shape(4, 32, 32, 4096, 4096, 64, causal=True),
     Shape(4, 32, 32, 4096, 4096, 64),
@@ -74,8 +84,12 @@ CHECKS = [
     Shape(2, 4, 2, 515, 700, 128, causal=True, lower_right=True),
     Shape(2, 4, 4, 700, 300, 64, causal=True, dtype="float16"),
     Shape(1, 4, 1, 1000, 1000, 96, window=(100, 30)),
-    Shape(2, 2, 2, 333, 777, 64, masked=True),
-    Shape(2, 4, 4, 650, 650, 128, causal=True, masked=True),
+    Shape(2, 2, 2, 333, 777, 64, mask="bool_mask"),
+    Shape(2, 4, 4, 650, 650, 128, causal=True, mask="bool_mask"),
+    Shape(2, 4, 2, 650, 650, 128, mask="documents"),
+    Shape(3, 4, 4, 650, 650, 64, mask="float_mask"),
+    Shape(2, 4, 4, 333, 777, 128, mask="bias"),
+    Shape(2, 4, 2, 650, 650, 64, causal=True, mask="alibi"),
 ]
 #: What checks run with, whatever was found.
 _PLAINLY = {
@@ -114,6 +128,27 @@ def _use(parameters: Mapping[tuple[str, int], tuple[Any, ...] | None]) -> None:
             there.pick = bound  # type: ignore[method-assign]
 
 
+def made_mask(shape: Shape, device: str) -> torch.Tensor | None:
+    """What a case masks with, broadcastable to (batch, heads, queries, keys)."""
+    from advisor.kernels.bench.attention import mask_of
+
+    # The values of what is only compiled for do not matter.
+    make = torch.empty if device == "cpu" else torch.randn
+    if not shape.mask:
+        return None
+    if shape.mask == "bool_mask":
+        return make(shape.n, shape.m, device=device) > -0.8
+    if shape.mask in ("bias", "alibi"):
+        rows = shape.n if shape.mask == "bias" else 1
+        return make(1, shape.heads, rows, shape.m, device=device, dtype=torch.bfloat16)
+    kind = "causal_padding" if shape.mask == "float_mask" else shape.mask
+    mask: torch.Tensor = mask_of(kind, shape.batch, shape.n, device)
+    if shape.mask == "float_mask":
+        zeros = torch.zeros(mask.shape, device=device, dtype=torch.bfloat16)
+        mask = zeros.masked_fill_(~mask, -torch.inf)
+    return mask
+
+
 class Problem:
     """The tensors of a case, and calls of our operators on them."""
 
@@ -127,11 +162,7 @@ class Problem:
         self.shape = shape
         self.q, self.grad = rows(shape.heads, shape.n), rows(shape.heads, shape.n)
         self.k, self.v = rows(shape.heads_k, shape.m), rows(shape.heads_k, shape.m)
-        self.mask = None
-        if shape.masked:
-            self.mask = torch.empty(shape.n, shape.m, device=device, dtype=torch.bool)
-            if device != "cpu":
-                self.mask = torch.rand(shape.n, shape.m, device=device) > 0.2
+        self.mask = made_mask(shape, device)
         left, right = shape.window or (-1, -1)
         right = 0 if shape.causal else right
         self.rest = (shape.dim**-0.5, 0.0, 0.0, left, right, shape.lower_right, shape.n, shape.m)
@@ -170,8 +201,9 @@ class Problem:
                         x[at].float().requires_grad_()
                         for x, at in ((self.q, ours), (self.k, own), (self.v, own))
                     ]
+                    mask = None if self.bias is None else self.bias[ours]
                     out = attention_reference(
-                        *leaves, self.mask, causal=shape.causal, window=shape.window,
+                        *leaves, mask, causal=shape.causal, window=shape.window,
                         align="lower_right" if shape.lower_right else "upper_left",
                     )  # fmt: skip
                     gradients = torch.autograd.grad(out, leaves, self.grad[ours].float())
@@ -191,9 +223,9 @@ def prepare() -> None:
     aot.Compiled(90).install()
 
 
-def _timed_shape(dim: int) -> Shape:
-    batch, heads, tokens = SHAPES[dim]
-    return Shape(batch, heads, heads, tokens, tokens, dim, causal=True)
+def _timed_shape(trial: Trial) -> Shape:
+    batch, heads, tokens = trial.shape or SHAPES[trial.dim]
+    return Shape(batch, heads, heads, tokens, tokens, trial.dim, causal=True)
 
 
 def _compile(shape: Shape, kernels: tuple[str, ...]) -> str:
@@ -212,7 +244,7 @@ def compile_ahead(wanted: list[Trial]) -> str:
     """Compile a trial's kernel; what went wrong, or nothing."""
     (trial,) = wanted
     _use({(trial.kernel, trial.dim): trial.parameters})
-    return _compile(_timed_shape(trial.dim), (trial.kernel,))
+    return _compile(_timed_shape(trial), (trial.kernel,))
 
 
 def compile_case(case: Shape, chosen: Parameters) -> str:
@@ -247,7 +279,7 @@ class Server:
         from advisor.kernels.bench.timing import median_ms
 
         if trial.dim not in self.problems:
-            problem = Problem(_timed_shape(trial.dim), "cuda")
+            problem = Problem(_timed_shape(trial), "cuda")
             _use({})
             self.problems[trial.dim] = problem, sdpa_results(problem, "flash"), problem.forward()
         problem, wanted, saved = self.problems[trial.dim]
@@ -306,15 +338,20 @@ def sdpa_calls(problem: Problem, backend: str) -> tuple[Callable[[], Any], Calla
     shape = problem.shape
     leaves = [x.detach().requires_grad_() for x in (problem.q, problem.k, problem.v)]
     options: dict[str, Any] = {"is_causal": shape.causal}
-    if shape.masked or shape.window:
+    if shape.mask or shape.window:
         seen = torch.ones(shape.n, shape.m, device="cuda", dtype=torch.bool)
-        if problem.mask is not None:
-            seen = problem.mask
         if shape.causal:
             seen = seen.tril()
         if shape.window:
             seen = seen.triu(-shape.window[0])
-        options = {"attn_mask": seen}
+        mask = problem.mask
+        if mask is None:
+            mask = seen
+        elif mask.dtype == torch.bool:
+            mask = mask & seen
+        else:
+            mask = mask.masked_fill(~seen, -torch.inf)
+        options = {"attn_mask": mask}
     call = sdpa(BACKENDS[backend], **options)
 
     def forward() -> Any:

@@ -1,6 +1,7 @@
 """Finds launch parameters of the attention kernels on this GPU, and says how far they get.
 
     python -m benchmarks.kernels.tune_attention [--dims 64 128] [--budget-s 90] [--skip-checks]
+        [--skip-search] [--shape BATCH HEADS TOKENS] [--only TEXT]
 
 Compiling takes longer than timing: candidates are compiled ahead by as many processes as there are cores, the
 likeliest first, while another process times those that are ready. Each result is compared with that of the
@@ -88,14 +89,14 @@ class Timer:
             self.process = None
 
 
-def trials(dims: list[int]) -> list[Trial]:
+def trials(dims: list[int], shape: tuple[int, int, int] | None = None) -> list[Trial]:
     """All of them: what is in the table now, then roles by rank over kernels and dimensions, then tiles."""
     ranked: list[tuple[int, Trial]] = []
     for kernel, by_dim in ROLES.items():
         for dim in dims:
-            ranked.append((-1, Trial(kernel, dim, None)))
-            ranked += [(n, Trial(kernel, dim, ("roles", *p))) for n, p in enumerate(by_dim[dim])]
-            ranked += [(9, Trial(kernel, dim, ("tile", *p))) for p in TILES[kernel][dim]]
+            ranked.append((-1, Trial(kernel, dim, None, shape)))
+            ranked += [(n, Trial(kernel, dim, ("roles", *p), shape)) for n, p in enumerate(by_dim[dim])]
+            ranked += [(9, Trial(kernel, dim, ("tile", *p), shape)) for p in TILES[kernel][dim]]
     return [trial for _, trial in sorted(ranked, key=lambda entry: entry[0])]
 
 
@@ -141,13 +142,17 @@ def main() -> None:
     parser.add_argument("--dims", type=int, nargs="+", default=[128, 64], choices=sorted(ROLES["forward"]))
     parser.add_argument("--budget-s", type=float, default=90.0, help="stop trying after this long")
     parser.add_argument("--skip-checks", action="store_true", help="not the odd shapes at the end")
+    parser.add_argument("--skip-search", action="store_true", help="only compare and check what is there")
+    parser.add_argument("--shape", type=int, nargs=3, help="batch, heads and tokens to search with")
+    parser.add_argument("--only", default="", metavar="TEXT", help="compare the cases that have TEXT in them")
     args = parser.parse_args()
     stop = time.monotonic() + args.budget_s - RESERVE_S
     context = multiprocessing.get_context("spawn")
     workers = max(min(len(os.sched_getaffinity(0)) - 2, 14), 1)
     with ProcessPoolExecutor(workers, context, attention_trials.prepare) as pool:
         timer = Timer(context)
-        ready = [(trial, pool.submit(compile_ahead, [trial])) for trial in trials(args.dims)]
+        found = [] if args.skip_search else trials(args.dims, tuple(args.shape) if args.shape else None)
+        ready = [(trial, pool.submit(compile_ahead, [trial])) for trial in found]
         checks = [] if args.skip_checks else CHECKS
         checking = [pool.submit(attention_trials.compile_check, check) for check in checks]
         chosen = search(timer, ready, stop)
@@ -155,14 +160,14 @@ def main() -> None:
         for (kernel, dim), parameters in sorted(chosen.items()):
             assert parameters is not None
             print(f"  {kernel}: ({dim}, {parameters[0]}{parameters[1:]})")
-        cases = [case for case in CASES if case.dim in args.dims]
+        cases = [case for case in CASES if case.dim in args.dims and args.only in str(case)]
         # The processes share what they have compiled through Triton's cache on disk.
         waiting = [pool.submit(attention_trials.compile_case, case, chosen) for case in cases]
         print("\nms: ours with these, ours as the table has it, and PyTorch's backends", flush=True)
         for case, compiled in zip(cases, waiting, strict=True):
             failure = compiled.result()
             answer = {"error": failure} if failure else timer.ask(("compare", (case, chosen)))
-            print(f"{case!s:44} {answer.get('line') or answer['error'][:160]}", flush=True)
+            print(f"{case!s:50} {answer.get('line') or answer['error'][:160]}", flush=True)
         for check, compiled in zip(checks, checking, strict=True):
             failure = compiled.result()
             answer = {"error": failure} if failure else timer.ask(("check", check))

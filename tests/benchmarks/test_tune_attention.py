@@ -3,9 +3,10 @@
 import pytest
 import torch
 from advisor.kernels import _attention_launch as launch
+from advisor.kernels.attention import attention_reference
 
 from benchmarks.kernels import tune_attention
-from benchmarks.kernels.attention_trials import Trial, _use
+from benchmarks.kernels.attention_trials import Problem, Shape, Trial, _use
 
 
 @pytest.fixture
@@ -49,3 +50,21 @@ def test_what_hangs_in_one_form_is_left_out_in_that_form_alone():
     assert roles.like == Trial("forward", 128, ("roles", 64, 4, 2, 1)).like
     assert roles.like != tile.like
     assert tile.like == Trial("forward", 128, None).like
+
+
+@pytest.mark.parametrize(
+    "mask", ["", "bool_mask", "padding", "causal_padding", "documents", "float_mask", "bias", "alibi"]
+)
+def test_the_reference_of_a_case_is_attention_with_its_mask(mask):
+    # GIVEN a case of two sequences, with two query heads to a key head
+    problem = Problem(Shape(2, 4, 2, 48, 48, 16, causal=mask in ("", "alibi"), mask=mask), "cpu")
+    for x in (problem.q, problem.k, problem.v, problem.grad):
+        x.normal_()
+    if problem.mask is not None and mask in ("bias", "alibi"):
+        problem.mask.normal_()
+    # THEN its parts, worked out one head at a time, are those of all heads together
+    leaves = [x.float().requires_grad_() for x in (problem.q, problem.k, problem.v)]
+    out = attention_reference(*leaves, problem.mask, causal=problem.shape.causal)
+    wanted = (out.detach(), *torch.autograd.grad(out, leaves, problem.grad.float()))
+    for mine, other in zip(problem.reference(), wanted, strict=True):
+        torch.testing.assert_close(mine, other, rtol=1e-4, atol=1e-5)
