@@ -11,6 +11,8 @@ the bits are (chunk, word, thread, half).
 """
 
 # ruff: noqa: RUF005, Triton unpacks no tuples
+from typing import Any
+
 from ._quant_unpack import centred_element
 
 try:
@@ -19,7 +21,7 @@ try:
     from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 
     # Its name before Triton 3.7, and since.
-    _barrier = getattr(gl, "thread_barrier", None) or getattr(gl, "barrier", None)
+    _barrier: Any = getattr(gl, "thread_barrier", None) or getattr(gl, "barrier", None)
     AVAILABLE = bool(_barrier) and hasattr(gl, "DistributedLinearLayout")
     AVAILABLE = AVAILABLE and hasattr(gluon, "constexpr_function")
 except ImportError:
