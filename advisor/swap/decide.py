@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from advisor.swap.ahead import Ahead
 from advisor.swap.clocks import Clock
+from advisor.swap.covers import settled
 from advisor.swap.measure import ORIGINAL, Timed, measure
 from advisor.swap.site import Candidate, Outcome, Site, Trial
 from advisor.swap.tensors import size_bytes
@@ -95,7 +96,7 @@ def decide(
             if progress is not None:
                 progress(len(found), len(sites), f"{sites[i].kind}: {sites[i].what}")
             found[i] = _tried(sites[i], ahead, terms, end)
-    return [found[i] for i in range(len(sites))]
+    return settled([found[i] for i in range(len(sites))])
 
 
 def _tried(site: Site, ahead: Ahead, terms: Terms, end: float) -> Outcome:

@@ -92,6 +92,7 @@ class ModuleFinder:
     def sites(self) -> list[Site]:
         """One for each class, settings and calls; those with the most to read and write first."""
         groups: dict[Any, Site] = {}
+        covered: dict[Any, list[str]] = {}
         for path, module, kinds in self._watched:
             record = self._watch.records[module] if self._watch else Record()
             reason = record.reasons[0] if record.reasons else "" if record.examples else "was not called"
@@ -101,12 +102,15 @@ class ModuleFinder:
                 site.where.append(path)
                 site.places.append(module)
                 site.calls_per_step += record.calls
+                site.covers += [_inner(path, name) for name in covered[key]]
                 continue
             # A probe draws random numbers, and may deserve a warning.
             with kept_state(devices_of(module)), unwarned():
                 site_or_reason = reason or _site(path, module, kinds, record)
             if isinstance(site_or_reason, Site):
-                groups[key] = site_or_reason
+                # As its kind named them: within the module.
+                groups[key], covered[key] = site_or_reason, site_or_reason.covers
+                site_or_reason.covers = [_inner(path, name) for name in covered[key]]
             elif site_or_reason:
                 self.skipped.append(Skipped(path, type(module).__name__, site_or_reason))
         self._watch = None  # it holds on to copies of the loop's tensors
@@ -158,8 +162,13 @@ def _site(path: str, module: nn.Module, kinds: list[ModuleKind], record: Record)
             calls_per_step=record.calls,
             reference=offer.reference,
             places=[module],
+            covers=list(offer.covers),
         )
     return reason
+
+
+def _inner(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
 
 
 def _unbound(base: type[nn.Module]) -> Callable[..., Any]:

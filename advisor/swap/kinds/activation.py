@@ -99,4 +99,7 @@ def sequential(module: nn.Module, example: Example) -> Offer | str:
         ),
         unsupported=unsupported,
     )
-    return Offer([found], what="Sequential of Linear and " + ", ".join(dict.fromkeys(pairs.values())))
+    what = "Sequential of Linear and " + ", ".join(dict.fromkeys(pairs.values()))
+    named = list(module.named_children())
+    after = [named[i + 1] for i in pairs if not has_hooks(named[i][1])]
+    return Offer([found], what, covers=tuple(name for name, layer in after if not has_hooks(layer)))

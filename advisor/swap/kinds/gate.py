@@ -87,9 +87,11 @@ def gate(module: nn.Module, example: Example) -> Offer | str:
         # Attention has two or three layers too, and nobody expects a gate of it.
         return "computes no gated MLP" if _widens(_layers(module)) else ""
     called = (found.gate, found.up, found.down)
-    if any(has_hooks(layer) for name, layer in module.named_children() if name not in called):
+    others = {name: layer for name, layer in module.named_children() if name not in called}
+    if any(map(has_hooks, others.values())):
         return "its activation has hooks, which would not run"
-    return Offer([_bundled(found)], what=f"{type(module).__name__}: gated MLP with {found.activation}")
+    what = f"{type(module).__name__}: gated MLP with {found.activation}"
+    return Offer([_bundled(found)], what, covers=tuple(others))
 
 
 def _widens(widths: dict[str, tuple[int, int]]) -> bool:

@@ -23,11 +23,13 @@ class Offer:
         candidates: their `call` takes the module first, then what its `forward` takes.
         what: what the module is, for a reader; its class's name unless given.
         reference: see `Site`.
+        covers: names of modules within it that the candidates do not call.
     """
 
     candidates: list[Candidate] = field(default_factory=list)
     what: str = ""
     reference: Callable[..., Any] | None = None
+    covers: tuple[str, ...] = ()
 
 
 #: Of a module (a stand-in) and a call of it: an offer, or why there is none (empty where none is expected).
