@@ -9,7 +9,9 @@ it on disk.
 
 from __future__ import annotations
 
+import logging
 import os
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager, suppress
@@ -25,6 +27,8 @@ from advisor.swap.play import play, reasons
 from advisor.swap.site import Candidate, Example, Site
 from advisor.swap.tensors import devices_of
 
+log = logging.getLogger(__name__)
+
 #: The compiler's Python holds the lock that the loop needs too: more threads would take more turns from it.
 _MOST_THREADS = 2
 
@@ -34,6 +38,8 @@ _launching: ContextVar[bool] = ContextVar("advisor_swap_launching", default=True
 class Background:
     """The kernels of some sites' candidates, compiled in threads.
 
+    What takes how long is logged for debugging, as the attribute `swap` of the records.
+
     Args:
         sites: whose bundled candidates; those for a GPU.
 
@@ -42,14 +48,18 @@ class Background:
     """
 
     def __init__(self, sites: Sequence[Site]) -> None:
+        start_s = time.monotonic()
         self._kernels = _noted(tasks(sites))
+        self._start_s = self._last_s = time.monotonic()
         self.begun = len(self._kernels)
+        self._log("kernels noted", kernels=self.begun, noting_s=self._start_s - start_s)
         self._threads: ThreadPoolExecutor | None = None
         if self._kernels:
             count = max(1, min(self.begun, _MOST_THREADS, (os.cpu_count() or 2) - 1))
             self._threads = ThreadPoolExecutor(count, thread_name_prefix="advisor-swap-compiler")
             for kernel in self._kernels:
                 kernel.future = self._threads.submit(kernel.compile)
+                kernel.future.add_done_callback(self._note_time)
 
     @property
     def done(self) -> bool:
@@ -64,10 +74,19 @@ class Background:
         """Begin no more, and wait for what is being compiled, which nothing can end; no thread is left."""
         threads, self._threads = self._threads, None
         if threads is not None:
+            left = sum(kernel.future is not None and not kernel.future.done() for kernel in self._kernels)
+            self._log("compiled beside the loop", compiling_s=self._last_s - self._start_s, left=left)
             threads.shutdown(wait=True, cancel_futures=True)
         for kernel in self._kernels:
             kernel.settle()
         self._kernels = []
+
+    def _note_time(self, _future: Future[Any]) -> None:
+        self._last_s = time.monotonic()
+
+    @staticmethod
+    def _log(what: str, **spent: float) -> None:
+        log.debug("%s: %s", what, spent, extra={"swap": spent})
 
 
 class Pending:

@@ -42,7 +42,8 @@ def _gpu(monkeypatch):
     assert compilers() == []
 
 
-def test_what_a_candidate_launches_is_compiled_in_a_thread_and_not_launched() -> None:
+def test_what_a_candidate_launches_is_compiled_in_a_thread_and_not_launched(caplog) -> None:
+    caplog.set_level("DEBUG", logger="advisor.swap")
     kernel = Kernel()
     made = site(offered(kernel))
     before, state = made.examples[0].args[1].clone(), torch.get_rng_state()
@@ -54,6 +55,9 @@ def test_what_a_candidate_launches_is_compiled_in_a_thread_and_not_launched() ->
 
     assert [name[:21] for name in kernel.compiled_in] == ["advisor-swap-compiler"]
     assert kernel.launches == 0
+    noted, beside = (record.swap for record in caplog.records if hasattr(record, "swap"))
+    assert noted["kernels"] == 1
+    assert beside["left"] == 0
     # AND nothing of the loop's has changed
     assert torch.equal(made.examples[0].args[1], before)
     assert torch.equal(torch.get_rng_state(), state)
