@@ -1,4 +1,7 @@
-"""Compiles the attention kernels for sm_90: a line each of name, bytes spilled, matrix instructions."""
+"""Compiles the attention kernels for sm_90: a line each of name, bytes spilled, matrix instructions.
+
+Those with roles are ``roles_...`` without a mask or with bits, ``added_...`` where numbers are added.
+"""
 
 import torch
 
@@ -24,20 +27,26 @@ def main() -> None:
     if not hopper.AVAILABLE:
         return
     # The kernels with roles, for a head dimension each of the two that the table tells apart, with a mask.
-    compiled.kernels.clear()
-    for dim, blocks in ((64, (128, 128, 64)), (128, (128, 64, 64))):
-        x = torch.empty(1, 1, 1024, dim, dtype=torch.bfloat16)
-        for table, block in zip((ops.FORWARD, ops.QUERY_GRADIENT, ops.KEY_GRADIENT), blocks, strict=True):
-            params = launch.roles(block, 2)
-            table.pick_roles = lambda q, options, params=params: params
-        for mask in (None, torch.empty(1, 1, 1024, 1024, dtype=torch.bool)):
-            ops.attention_op(x, x, x, mask, None, None, None, *rest)
-            ops.attention_gradient_op(x, x, x, x, x, statistics, mask, None, None, None, *rest)
-    for ptx, (name, _, _) in compiled.kernels.items():
-        if not name.endswith(("forward_kernel", "gradient_kernel")):
-            continue
-        _, spilled = aot._assembled(ptx, 90)
-        print(f"roles_{name}", spilled, ptx.count("wgmma.mma_async"))
+    # The kernels with roles, for a head dimension each of the two that the table tells apart.
+    n = 1024
+    bits, numbers = (torch.empty(n, n, dtype=dtype) for dtype in (torch.bool, torch.bfloat16))
+    for name, masks in (
+        ("roles", (None, bits.expand(1, 1, n, n))),
+        ("added", (numbers.expand(1, 1, n, n), numbers[:1].expand(1, 1, n, n))),
+    ):
+        compiled.kernels.clear()
+        for dim, blocks in ((64, (128, 128, 64)), (128, (128, 64, 64))):
+            x = torch.empty(1, 1, n, dim, dtype=torch.bfloat16)
+            for table, block in zip((ops.FORWARD, ops.QUERY_GRADIENT, ops.KEY_GRADIENT), blocks, strict=True):
+                params = launch.roles(block, 2)
+                table.pick_roles = lambda q, options, params=params: params
+            for mask in masks:
+                ops.attention_op(x, x, x, mask, None, None, None, *rest)
+                ops.attention_gradient_op(x, x, x, x, x, statistics, mask, None, None, None, *rest)
+        for ptx, (kernel, _, _) in compiled.kernels.items():
+            if kernel.endswith(("forward_kernel", "gradient_kernel")):
+                _, spilled = aot._assembled(ptx, 90)
+                print(f"{name}_{kernel}", spilled, ptx.count("wgmma.mma_async"))
 
 
 if __name__ == "__main__":

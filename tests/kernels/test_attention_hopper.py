@@ -316,6 +316,18 @@ def test_blocks_that_a_mask_hides_are_not_loaded(by_roles, monkeypatch, causal):
     assert loaded["gradients"] == 2 * 4 * (2 * 2 + 2 * 2)
 
 
+def _mask_on_a_gpu(kind, heads, n, m):
+    i, j = torch.arange(n, device="cuda")[:, None], torch.arange(m, device="cuda")
+    if kind in ("per_key", "dense"):
+        return torch.randn(heads, 1 if kind == "per_key" else n, m, device="cuda")
+    if kind == "random":
+        return torch.rand(n, m, device="cuda") > 0.3
+    if kind == "documents":
+        return (i // 129 == j // 129) | (j == 0)
+    # Whole rows of blocks see one corner of one block.
+    return (j == m - 1) | ((i < 200) & (j < 64)) if kind else None
+
+
 # Not in the quick subset: a kernel that waits for ever would take the rest of it along.
 @pytest.mark.gpu
 @pytest.mark.parametrize(
@@ -323,11 +335,16 @@ def test_blocks_that_a_mask_hides_are_not_loaded(by_roles, monkeypatch, causal):
     [
         ((2, 4, 2, 515, 700, 128), {"causal": True, "align": "lower_right"}, torch.bfloat16, 1),
         ((1, 4, 4, 700, 300, 64), {}, torch.bfloat16, 0),
-        ((2, 2, 2, 650, 650, 128), {"masked": True}, torch.bfloat16, 1),
-        ((2, 2, 2, 650, 650, 128), {"biased": True, "causal": True}, torch.bfloat16, 1),
+        ((2, 2, 2, 650, 650, 128), {"mask": "random"}, torch.bfloat16, 1),
+        ((2, 4, 2, 650, 650, 128), {"mask": "documents"}, torch.bfloat16, 1),
+        ((2, 2, 2, 777, 333, 64), {"mask": "documents", "added": True}, torch.float16, 0),
+        ((2, 2, 2, 650, 650, 128), {"mask": "per_key", "causal": True}, torch.bfloat16, 1),
+        ((2, 4, 2, 333, 777, 128), {"mask": "dense"}, torch.bfloat16, 1),
+        ((2, 4, 4, 650, 650, 64), {"mask": "corner", "added": True}, torch.bfloat16, 1),
         ((1, 4, 1, 1000, 1000, 96), {"window": (100, 30)}, torch.float16, 0),
         ((2, 4, 4, 2048, 2048, 64), {"causal": True}, torch.float16, 1),
-        ((2, 2, 2, 333, 777, 64), {"masked": True, "window": (300, -1)}, torch.bfloat16, 1),
+        ((4, 66, 66, 512, 512, 64), {"causal": True}, torch.bfloat16, 1),
+        ((2, 2, 2, 333, 777, 64), {"mask": "random", "window": (300, -1)}, torch.bfloat16, 1),
     ],
 )
 def test_on_a_gpu_they_match_eager(monkeypatch, shape, options, dtype, persistent, poisoned):
@@ -343,9 +360,11 @@ def test_on_a_gpu_they_match_eager(monkeypatch, shape, options, dtype, persisten
         for name, rows, h in (("q", n, heads), ("k", m, heads_k), ("v", m, heads_k))
     }
     options = dict(options)
-    mask = torch.rand(n, m, device="cuda") > 0.3 if options.pop("masked", False) else None
-    if options.pop("biased", False):
-        mask = torch.randn(heads, 1, m, device="cuda")
+    mask = _mask_on_a_gpu(options.pop("mask", None), heads, n, m)
+    if options.pop("added", False):
+        mask = torch.where(mask, 0.0, -torch.inf)
+        # Numbers in one block alone, none of them in a hidden score.
+        mask[:60, :60] += torch.randn(60, 60, device="cuda")
     check(
         lambda q, k, v: attention(q, k, v, mask, **options),
         lambda q, k, v: attention_reference(q, k, v, mask, **options),
