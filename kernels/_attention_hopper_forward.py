@@ -55,7 +55,7 @@ if AVAILABLE:
         ROWS: gl.constexpr = q_source.block_type.shape[2]
         count = 0
         for turn in range(turns(n_items, PAIRED)):
-            block, plane = work_tile(turn, n_blocks, n_planes, together, RIGHT, PAIRED)
+            block, plane = work_tile(turn, n_blocks, n_planes, together, RIGHT | (MASKED > 0), PAIRED)
             batch, head = plane // heads, plane % heads
             row = block * (ROWS * GROUPS)
             start, _, _, stop = key_blocks(row, ROWS * GROUPS, low, high, n_k, BLOCK_N, LEFT, RIGHT)
@@ -166,7 +166,7 @@ if AVAILABLE:
         queries = rows_of(q_tiles, PART)
         count = 0
         for turn in range(turns(n_items, PAIRED)):
-            block, plane = work_tile(turn, n_blocks, n_planes, together, RIGHT, PAIRED)
+            block, plane = work_tile(turn, n_blocks, n_planes, together, RIGHT | (MASKED > 0), PAIRED)
             batch, head = plane // heads, plane % heads
             row = block * (ROWS * GROUPS)
             start, whole, until, stop = key_blocks(row, ROWS * GROUPS, low, high, n_k, BLOCK_N, LEFT, RIGHT)
@@ -339,7 +339,7 @@ def launch_forward(
     # Three groups have 160 registers a thread, into which a bias does not fit.
     groups = 2 if mask.kind == PER_KEY else params["GROUPS"]
     blocks, planes = -(-q.shape[2] // (ROWS * groups)), q.shape[0] * q.shape[1]
-    count, grid, paired = items(blocks, planes, programs, limits, params)
+    count, grid, paired = items(blocks, planes, programs, mask.uneven(limits), params)
     values, strides = mask.arguments(ROWS * groups, block_n, k.shape[2], low, high, limits, lse)
     forward_kernel[(grid,)](
         described(q, ROWS), described(k, block_n), described(v, block_n), out, lse, *values,

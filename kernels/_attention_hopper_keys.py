@@ -249,7 +249,7 @@ def launch_key_gradient(
     # Numbers for a block of 128 do not fit in registers.
     block = min(params["BLOCK"], 64) if mask.kind in (NUMBERS, DENSE) else params["BLOCK"]
     blocks, planes = -(-k.shape[2] // (2 * ROWS)), k.shape[0] * heads_k * splits
-    count, grid, paired = items(blocks, planes, programs, limits, params)
+    count, grid, paired = items(blocks, planes, programs, mask.uneven(limits), params)
     values, strides = mask.arguments(
         2 * ROWS, block, q.shape[2], -high, -low, (limits[1], limits[0]), lse
     )  # fmt: skip

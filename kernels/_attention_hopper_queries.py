@@ -51,7 +51,7 @@ if AVAILABLE:
         ROWS: gl.constexpr = q_source.block_type.shape[2]
         count = 0
         for turn in range(turns(n_items, PAIRED)):
-            block, plane = work_tile(turn, n_blocks, n_planes, together, RIGHT, PAIRED)
+            block, plane = work_tile(turn, n_blocks, n_planes, together, RIGHT | (MASKED > 0), PAIRED)
             batch, head = plane // heads, plane % heads
             row = block * (2 * ROWS)
             start, _, _, stop = key_blocks(row, 2 * ROWS, low, high, n_k, BLOCK, LEFT, RIGHT)
@@ -131,7 +131,7 @@ if AVAILABLE:
         queries, grads = rows_of(q_tiles, PART), rows_of(g_tiles, PART)
         count = 0
         for turn in range(turns(n_items, PAIRED)):
-            block, plane = work_tile(turn, n_blocks, n_planes, together, RIGHT, PAIRED)
+            block, plane = work_tile(turn, n_blocks, n_planes, together, RIGHT | (MASKED > 0), PAIRED)
             batch, head = plane // heads, plane % heads
             row = block * (2 * ROWS)
             start, whole, until, stop = key_blocks(row, 2 * ROWS, low, high, n_k, BLOCK, LEFT, RIGHT)
@@ -232,7 +232,7 @@ def launch_query_gradient(
 ) -> None:  # fmt: skip
     """Write dq and delta; arguments as `launch_forward` has them, `params` with BLOCK in keys."""
     blocks, planes = -(-q.shape[2] // (2 * ROWS)), q.shape[0] * q.shape[1]
-    count, grid, paired = items(blocks, planes, programs, limits, params)
+    count, grid, paired = items(blocks, planes, programs, mask.uneven(limits), params)
     values, strides = mask.arguments(2 * ROWS, params["BLOCK"], k.shape[2], low, high, limits, lse)
     query_gradient_kernel[(grid,)](
         described(q, ROWS), described(grad, ROWS), described(k, params["BLOCK"]),

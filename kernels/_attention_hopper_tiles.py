@@ -246,20 +246,18 @@ def described(x: Tensor, rows: int) -> Any:
 _IDLE = 0.15
 
 
-def items(
-    blocks: int, planes: int, programs: int, limits: tuple[bool, bool], params: Any
-) -> tuple[int, int, bool]:
+def items(blocks: int, planes: int, programs: int, uneven: bool, params: Any) -> tuple[int, int, bool]:
     """Pieces of work, how many programs share them, and whether a piece is a pair of blocks.
 
     As many programs as the device holds, if PERSISTENT. Each then has every so-manieth piece, which under a
-    causal mask can be a third more work for one than for another: there, pairs even it out.
+    causal mask can be a third more work for one than for another: where work is `uneven`, pairs are formed.
     """
     count = blocks * planes
     if not params["PERSISTENT"]:
         return count, count, False
     pairs = count // 2
     rounds = -(-pairs // programs)
-    if limits[0] != limits[1] and blocks % 2 == 0 and rounds * programs <= pairs * (1 + _IDLE):
+    if uneven and blocks % 2 == 0 and rounds * programs <= pairs * (1 + _IDLE):
         return pairs, min(pairs, programs), True
     return count, min(count, programs), False
 

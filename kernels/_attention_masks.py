@@ -232,6 +232,10 @@ class Prepared:
     cells: Tensor | None = None
     numbers: Tensor | None = None
 
+    def uneven(self, limits: tuple[bool, bool]) -> bool:
+        """Whether the first blocks may have more work than the last, or less, as a causal mask has it."""
+        return limits[0] != limits[1] or self.kind in (BITS, NUMBERS)
+
     def arguments(
         self, rows: int, block: int, length: int, low: int, high: int, limits: tuple[bool, bool],
         stand_in: Tensor,

@@ -157,7 +157,8 @@ def attention(
         v: as k, with a head dimension of its own.
         mask: broadcastable to (batch, heads, q tokens, k tokens): bool, True where a key is seen, or float,
             added to the scaled scores. ALiBi is a float mask (heads, 1, k tokens), ``slope * arange``, under
-            `causal`: a term that is the same along a row leaves the softmax as it is. No gradient.
+            `causal`: a term that is the same along a row leaves the softmax as it is. Numbers below
+            -2.35e38, as float32's and bfloat16's least one, hide a key as -inf does. No gradient.
         causal: query i sees keys up to i.
         window: (left, right): query i sees keys from ``i - left`` to ``i + right``; negative is without
             bound. With `causal` too, right is 0.

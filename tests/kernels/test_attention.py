@@ -116,6 +116,18 @@ def test_rows_that_see_no_key_are_zero_with_zero_gradients(device, dtype, poison
     assert not q.grad[:, :, [3, 17]].any()
 
 
+@pytest.mark.quick
+@pytest.mark.parametrize("hidden", [-torch.inf, torch.finfo(torch.float32).min])
+@pytest.mark.parametrize("shape", [(20, 20), (1, 20)])
+def test_the_least_number_hides_a_key_as_minus_infinity_does(device, hidden, shape):
+    seen = torch.rand(shape, device=device) > 0.3
+    seen[0] = False
+    q, k, v = _qkv(device, torch.float32, 1, 2, 2, 20, 20, 16, 16).values()
+    added = torch.zeros(shape, device=device).masked_fill(~seen, hidden)
+    torch.testing.assert_close(attention(q, k, v, added), attention(q, k, v, seen), rtol=1e-5, atol=1e-6)
+    assert not attention(q, k, v, added)[:, :, 0].any()
+
+
 def _masks(n, m):
     """Masks whose blocks are hidden, open, or cut one off their edges; each query sees a key."""
     i, j = torch.arange(n)[:, None], torch.arange(m)

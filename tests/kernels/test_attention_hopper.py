@@ -71,11 +71,14 @@ def test_outputs_and_gradients_match_eager(by_roles, groups, persistent, options
     _check(400, 400, **options)
 
 
-@pytest.mark.parametrize("options", [{"causal": True}, {"window": (-1, 30)}, {"window": (30, -1)}])
+@pytest.mark.parametrize(
+    "options",
+    [{"causal": True}, {"window": (-1, 30)}, {"window": (30, -1)}, {"mask": torch.ones(400, 400).tril() > 0}],
+)
 def test_blocks_in_pairs_give_what_blocks_alone_give(by_roles, monkeypatch, options):
     # GIVEN two programs for four blocks of each of three planes
     monkeypatch.setattr(ops, "sm_count", lambda device: 2)
-    assert tiles.items(4, 3, 2, (False, True), launch.roles(64, 2)) == (6, 2, True)
+    assert tiles.items(4, 3, 2, True, launch.roles(64, 2)) == (6, 2, True)
     torch.manual_seed(0)
     leaves = [torch.randn(1, 3, 400, 64).to(torch.float16).requires_grad_() for _ in range(3)]
 
@@ -97,7 +100,7 @@ def test_blocks_in_pairs_give_what_blocks_alone_give(by_roles, monkeypatch, opti
 def test_every_block_is_worked_on_once_and_by_programs_with_as_much_work(monkeypatch, blocks, planes):
     gluon_stand_in.install(monkeypatch, MODULES)
     programs = 132
-    count, grid, paired = tiles.items(blocks, planes, programs, (False, True), launch.roles(128, 2))
+    count, grid, paired = tiles.items(blocks, planes, programs, True, launch.roles(128, 2))
     work = []
     seen = set()
     for program in range(grid):
