@@ -48,7 +48,8 @@ class Terms:
         host_counts: whether the host's time is the loop's, as it may be unless whole steps are replayed.
         memory_slack_bytes: growth of the peak that does not count, such as a norm's statistics.
         run_peak_bytes: of the loop's memory, of which a site may add `PEAK_SHARE`; None if it is not known.
-        budget_s: for trying all sites; those left over are left as they are.
+        budget_s: for trying all sites, from when their kernels are compiled or `COMPILING_SHARE` of it has
+            been waited for that; those left over are left as they are.
         measure_s: for timing one site.
         clock: the device's unless given.
         now_s: reads the budget's clock.
@@ -83,7 +84,6 @@ def decide(
         One outcome a site, in their order.
     """
     terms = terms or Terms()
-    end = terms.now_s() + terms.budget_s
     found: dict[int, Outcome] = {}
     with Ahead(sites) as ahead:
         if ahead.begun:
@@ -91,6 +91,8 @@ def decide(
             ahead.wait(COMPILING_SHARE * terms.budget_s)
             spent = {"compiling_s": time.monotonic() - start_s}
             log.debug("compiled ahead: %s", spent, extra={"swap": spent})
+        # Once all is at hand: on a machine that has run none of it yet, that alone takes seconds.
+        end = terms.now_s() + terms.budget_s
         # Those that are still being compiled come last.
         for i in sorted(range(len(sites)), key=lambda i: bool(ahead.late(sites[i]))):
             if progress is not None:

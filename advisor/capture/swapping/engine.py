@@ -15,7 +15,7 @@ from advisor.capture.swapping.less import Part
 from advisor.capture.swapping.patterns import REWRITTEN, PatternFinder, uncovered
 from advisor.capture.swapping.steps import headroom_bytes, peak_bytes
 from advisor.swap.background import Background
-from advisor.swap.decide import Terms, decide, most_worthwhile_first
+from advisor.swap.decide import COMPILING_SHARE, Terms, decide, most_worthwhile_first
 from advisor.swap.examples import CAP_BYTES
 from advisor.swap.find import Finder, Skipped
 from advisor.swap.journal import Journal
@@ -175,11 +175,11 @@ class Engine:
     def decide(self, progress: Callable[[int, int, str], None]) -> list[Outcome]:
         """An outcome for each site, those within larger ones that were refused included."""
         terms = self._in_use.terms
-        end_s = time.monotonic() + terms.budget_s
+        end_s = time.monotonic() + (1 + COMPILING_SHARE) * terms.budget_s
         sites = self._found
         while sites:
             left_s = max(0.0, end_s - time.monotonic())
-            found = decide(sites, replace(terms, budget_s=left_s), progress)
+            found = decide(sites, replace(terms, budget_s=min(left_s, terms.budget_s)), progress)
             self._outcomes += found
             more = most_worthwhile_first(self._patterns.after(found)) if self._patterns else []
             sites = more if time.monotonic() < end_s else []

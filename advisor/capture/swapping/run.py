@@ -256,7 +256,7 @@ class Swapping(Idle):
         if self._may_wait():
             return Order(go=False, wait=True)
         account = self._account
-        account.say(f"trying {counted(self._found)} between two steps (at most 10 s)")
+        account.say(f"trying {counted(self._found)} between two steps (10 s at most, once compiled)")
         account.decided(self._engine.decide(progress))
         progress_over()
         if not account.better:
