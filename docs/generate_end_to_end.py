@@ -1,0 +1,107 @@
+"""Write the table of whole training runs into ``docs/swap.md``.
+
+Run ``python docs/generate_end_to_end.py`` after `python benchmarks/end_to_end.py` has written
+``benchmarks/results/end_to_end.json``. Without that file the page says that nothing was measured yet.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+TARGET = Path(__file__).with_name("swap.md")
+RESULTS = Path(__file__).resolve().parents[1] / "benchmarks" / "results" / "end_to_end.json"
+BEGIN, END = "<!-- end to end: from here -->", "<!-- end to end: to here -->"
+_ABSENT = "Not yet measured: `benchmarks/results/end_to_end.json` does not exist."
+#: Variants with a column of their own, and its title.
+_OTHERS = {"compile": "torch.compile", "swap_compile": "swap and compile", "liger": "Liger"}
+
+
+def render(page: str, results: Mapping[str, Any] | None) -> str:
+    """The page with the part between its two marks made anew.
+
+    Args:
+        page: its present text.
+        results: the content of ``end_to_end.json``; None where there is none.
+
+    Raises:
+        ValueError: the page lacks a mark.
+    """
+    before, begin, rest = page.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not (begin and end):
+        raise ValueError(f"the page lacks {BEGIN} or {END}")
+    return f"{before}{begin}\n{_ABSENT if results is None else _part(results)}\n{end}{after}"
+
+
+def load() -> dict[str, Any] | None:
+    """The results, if there are any."""
+    return json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else None
+
+
+def _part(results: Mapping[str, Any]) -> str:
+    versions = results["versions"]
+    models = {name: m for name, m in results["models"].items() if "swap" in m["variants"]}
+    others = [v for v in _OTHERS if any("step_ms" in m["variants"].get(v, {}) for m in models.values())]
+    titles = ["model", "eager, ms", "swap, ms", "", *(f"{_OTHERS[v]}, ms" for v in others)]
+    titles += ["peak, GB", "what was done", "s to try"]
+    parts = [
+        f"Measured on {results['date']} on {results['device']} with torch {versions['torch']}, "
+        f"Triton {versions.get('triton', '?')}, Lightning {versions.get('lightning', '?')}, "
+        f"by `{results['command']}`. "
+        "A step's median; peak memory eager and with swap, what CUDA graphs hold included.",
+        "",
+        f"| {' | '.join(titles)} |",
+        f"|{'---|' * len(titles)}",
+        *(_row(name, model["variants"], others) for name, model in models.items()),
+    ]
+    curves = list(_curves(models))
+    return "\n".join([*parts, *(["", *curves] if curves else [])])
+
+
+def _row(name: str, variants: Mapping[str, Any], others: list[str]) -> str:
+    swap, eager = variants["swap"], variants.get("eager", {})
+    if "step_ms" not in swap:
+        why = swap.get("failed") or swap.get("skipped") or "no outcome"
+        return f"| {name} |{' |' * (len(others) + 4)} {why} | |"
+    told = swap.get("swaps", {})
+    # Eager steps of the same run, where the loop without swap was not run by itself.
+    steps = told.get("steps") or {}
+    before_ms = eager.get("step_ms") or steps.get("eager_p50_ms")
+    peaks = eager.get("peak_bytes") or steps.get("eager_peak_bytes"), swap["peak_bytes"]
+    cells = [name, _number(before_ms, ".1f"), f"{swap['step_ms']:.1f}"]
+    cells.append(f"{before_ms / swap['step_ms']:.2f}×" if before_ms else "–")
+    cells += [_number(variants.get(v, {}).get("step_ms"), ".1f") for v in others]
+    cells.append(" → ".join(_number(p / 1e9 if p else None, ".1f") for p in peaks))
+    cells += [_done(told), _number(told.get("pause_s"), ".1f")]
+    return f"| {' | '.join(cells)} |"
+
+
+def _number(value: float | None, form: str) -> str:
+    return "–" if value is None else format(value, form)
+
+
+def _done(told: Mapping[str, Any]) -> str:
+    sites = told.get("sites", ())
+    chosen = dict.fromkeys(s["chosen"].removeprefix("advisor.kernels.") for s in sites if s["chosen"])
+    if not chosen:
+        return str(told.get("verdict", ""))
+    replayed = any("is replayed" in remark for remark in told.get("remarks", ()))
+    return ", ".join(f"`{name}`" for name in chosen) + ("; replayed" if replayed else "")
+
+
+def _curves(models: Mapping[str, Any]) -> Iterator[str]:
+    for name, model in models.items():
+        curve = model.get("curve")
+        if curve:
+            yield (
+                f"Loss of {name} over {curve['steps']} steps, smoothed: {curve['distance']:.3g} from the "
+                f"eager loop's on average, where two seeds of the eager loop are {curve['spread']:.3g} "
+                f"apart; at most {curve['first_difference']:.2g} in any of the first 20."
+            )
+
+
+if __name__ == "__main__":
+    TARGET.write_text(render(TARGET.read_text(encoding="utf-8"), load()), encoding="utf-8")
