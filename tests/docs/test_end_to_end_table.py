@@ -56,10 +56,8 @@ def test_a_model_shows_its_steps_memory_and_what_was_chosen(generator):
         "| model | eager, ms | swap, ms |  | torch.compile, ms | peak, GB | what was done | s to try |"
         in page
     )
-    assert (
-        "| net | 50.0 | 20.0 | 2.50× | 30.0 | 9.0 → 4.0 | `rope`, `torch.optim.AdamW(fused=True)`; replayed | 7.0 |"
-        in page
-    )
+    assert "| net | 50.0 | 20.0 | 2.50× | 30.0 | 9.0 → 4.0 | `rope`, `torch.optim.AdamW(fused=True)`;" in page
+    assert "; replayed | 7.0 |" in page
     assert "Measured on 2020-02-02 on Toy with torch 2.0" in page
 
 
