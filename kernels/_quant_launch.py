@@ -38,28 +38,40 @@ SPLIT = LaunchTable(
             (None, {"ROWS": 32, "WARPS": 4, "BLOCKS": 1, "STAGES": 4}),
         ],
         "sm_90": [
-            (8, {"ROWS": 32, "WARPS": 8, "BLOCKS": 1, "STAGES": 4}),
-            (None, {"ROWS": 64, "WARPS": 8, "BLOCKS": 1, "STAGES": 4}),
+            (8, {"ROWS": 32, "WARPS": 4, "BLOCKS": 1, "STAGES": 5}),
+            (None, {"ROWS": 64, "WARPS": 4, "BLOCKS": 1, "STAGES": 4}),
         ],
         "interpreter": [(None, {"ROWS": 32, "WARPS": 2, "BLOCKS": 1, "STAGES": 2})],
     },
 )
-#: Size: rows of W. The limit on registers lets two programs share a multiprocessor; where a block has several
-#: scales or zero points, programs have 16 rows and no limit.
+#: Size: rows of x. A row of W takes twice the shared memory.
+SPLIT_INT8 = LaunchTable(
+    "quant_split_int8",
+    {
+        "default": [
+            (1, {"ROWS": 16, "WARPS": 4, "BLOCKS": 1, "STAGES": 3}),
+            (None, {"ROWS": 32, "WARPS": 4, "BLOCKS": 1, "STAGES": 3}),
+        ],
+        "sm_90": [
+            (8, {"ROWS": 32, "WARPS": 4, "BLOCKS": 1, "STAGES": 4}),
+            (None, {"ROWS": 64, "WARPS": 4, "BLOCKS": 1, "STAGES": 4}),
+        ],
+        "interpreter": [(None, {"ROWS": 32, "WARPS": 2, "BLOCKS": 1, "STAGES": 1})],
+    },
+)
+#: Size: rows of W. The limit on registers lets four programs share a multiprocessor; where a block has
+#: several scales or zero points, programs have 16 rows and no limit. Taken on the architectures named here.
 STREAM = LaunchTable(
     "quant_stream",
     {
         "default": [(None, {"ROWS": 32, "AHEAD": 1, "TOGETHER": 1, "num_warps": 8})],
-        "sm_90": [(None, {"ROWS": 32, "AHEAD": 2, "TOGETHER": 2, "num_warps": 8, "maxnreg": 128})],
+        "sm_90": [(None, {"ROWS": 16, "AHEAD": 4, "TOGETHER": 2, "num_warps": 4, "maxnreg": 128})],
     },
 )
-#: Size: rows of W. A block has twice the words.
+#: Size: rows of W. A block has twice the words. On no architecture is it faster than the split kernel.
 STREAM_INT8 = LaunchTable(
     "quant_stream_int8",
-    {
-        "default": [(None, {"ROWS": 16, "AHEAD": 1, "TOGETHER": 1, "num_warps": 8})],
-        "sm_90": [(None, {"ROWS": 16, "AHEAD": 2, "TOGETHER": 1, "num_warps": 8})],
-    },
+    {"default": [(None, {"ROWS": 16, "AHEAD": 2, "TOGETHER": 1, "num_warps": 4})]},
 )
 #: The most columns of x for the stream kernel, which keeps all of them in shared memory.
 STREAM_COLUMNS = 32768
@@ -137,26 +149,27 @@ def launch_split(
     """Few rows of 16-bit x (rows, in) on the matrix units, into y (rows, out)."""
     x = _whole_blocks(x)
     n_rows, n_out, n_blocks = x.shape[0], packed.shape[0], x.shape[1] // BLOCK
-    params = dict(SPLIT.pick(n_rows, x.device))
-    # A stage of int8 holds twice the words.
-    params["STAGES"] -= bits == 8
+    params = dict((SPLIT_INT8 if bits == 8 else SPLIT).pick(n_rows, x.device))
     x_rows = _NARROWEST if n_rows <= _NARROWEST else 16
     x_blocks = cdiv(n_rows, x_rows)
-    params["ROWS"] = _rows(params["ROWS"], x_blocks, n_out, 16, x.device)
+    groups = _groups(scale, bits, n_blocks)
+    # Registers for several scales and zero points.
+    most = 32 if groups > 1 or zero is not None else params["ROWS"]
+    params["ROWS"] = _rows(min(params["ROWS"], most), x_blocks, n_out, 16, x.device)
     _split_kernel[(x_blocks * cdiv(n_out, params["ROWS"]),)](
         x, packed, scale, zero, bias, y, n_rows, n_out, n_blocks, x.stride(0),
-        BITS=bits, GROUPS=_groups(scale, bits, n_blocks), X_ROWS=x_rows, num_warps=params["WARPS"], **params,
+        BITS=bits, GROUPS=groups, X_ROWS=x_rows, num_warps=params["WARPS"], **params,
     )  # fmt: skip
 
 
-def streams(x: Tensor) -> bool:
-    """Whether `launch_stream` takes x (rows, in): one row of 16 bits, on a GPU that it was written for."""
+def streams(x: Tensor, bits: int) -> bool:
+    """Whether to `launch_stream` with x (rows, in): one row of 16 bits, on a GPU where it is the fastest."""
     return (
         _quant_stream.AVAILABLE
         and x.shape[0] == 1
         and x.shape[1] <= STREAM_COLUMNS
         and x.dtype in (torch.float16, torch.bfloat16)
-        and architecture(x.device) in STREAM.rows
+        and architecture(x.device) in (STREAM_INT8 if bits == 8 else STREAM).rows
     )
 
 

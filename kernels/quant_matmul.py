@@ -9,8 +9,8 @@ scales and zero points once (a quarter to a half of the 16-bit weight), x and y.
 
 Five ways, by the rows of x:
 
-- One row of 16-bit x, on a GPU for which it was written (`STREAM_ROWS`): the words of W go from memory to the
-  registers in which the matrix units take them, `_quant_stream`.
+- One row of 16-bit x and int4, on a GPU where it was the fastest (`STREAM_ROWS`): the words of W go from
+  memory to the registers in which the matrix units take them, `_quant_stream`.
 - 16-bit x up to `SPLIT_ROWS`, on the matrix units: an element becomes a 16-bit number exactly, without a
   conversion, and the scale multiplies a group's sum in fp32. The warps of a program take turns in the blocks
   of a row, and their sums are added in a fixed order at its end: no atomics, no second launch, bit-equal from
@@ -71,9 +71,8 @@ __all__ = [
 
 #: The most rows of fp32 x for the plain units: beyond, unpacking once and PyTorch's product are faster.
 GEMV_ROWS = 8
-#: The most rows of 16-bit x, 0 or 1, for the kernel whose words of W go straight to registers: 0 until it has
-#: been timed.
-STREAM_ROWS = 0
+#: The most rows of 16-bit x, 0 or 1, for the kernel whose words of W go straight to registers.
+STREAM_ROWS = 1
 #: The most rows of 16-bit x for the matrix units here, with the same beyond.
 TILE_ROWS = 256
 
@@ -133,7 +132,7 @@ def forward_op(
     rows = x.shape[0]
     if x.dtype == torch.float32:
         launch = launch_gemv if rows <= GEMV_ROWS else None
-    elif rows <= STREAM_ROWS and streams(x):
+    elif rows <= STREAM_ROWS and streams(x, bits):
         launch = launch_stream
     elif rows <= SPLIT_ROWS:
         launch = launch_split

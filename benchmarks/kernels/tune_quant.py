@@ -32,28 +32,41 @@ from advisor.kernels.quant_matmul import QuantizedWeight, weight_only_linear_ref
 
 Row = dict[str, int]
 
-#: Rows of W a program, warps, blocks a warp and step, stages.
-SPLIT_ONE = [
-    (32, 8, 1, 4), (32, 4, 1, 5), (64, 8, 1, 3), (32, 8, 1, 3), (16, 4, 1, 5), (16, 8, 1, 4), (16, 4, 2, 3),
-]  # fmt: skip
-SPLIT_MANY = [
-    (64, 8, 1, 4), (64, 4, 2, 3), (64, 8, 1, 3), (64, 4, 1, 4), (32, 8, 1, 3), (64, 4, 1, 5), (128, 4, 1, 4),
-]  # fmt: skip
+#: Rows of W a program, warps, blocks a warp and step, stages; one row of x, and more.
+SPLIT = (
+    [(32, 4, 1, 5), (32, 8, 1, 4), (64, 8, 1, 3), (32, 8, 1, 3), (16, 4, 1, 5), (16, 8, 1, 4), (16, 4, 2, 3)],
+    [
+        (64, 4, 1, 4),
+        (64, 8, 1, 4),
+        (64, 4, 2, 3),
+        (64, 8, 1, 3),
+        (32, 8, 1, 3),
+        (64, 4, 1, 5),
+        (128, 4, 1, 4),
+    ],
+)
+SPLIT_INT8 = (
+    [(32, 4, 1, 4), (32, 8, 1, 3), (64, 8, 1, 2), (32, 8, 1, 2), (16, 4, 1, 4), (16, 8, 1, 3), (16, 4, 2, 2)],
+    [
+        (64, 4, 1, 4),
+        (64, 8, 1, 3),
+        (64, 4, 2, 2),
+        (64, 8, 1, 2),
+        (32, 8, 1, 2),
+        (64, 4, 1, 3),
+        (128, 4, 1, 3),
+    ],
+)
 #: Rows of W a program, blocks a warp and step, those of them that are loaded together, warps, and a limit on
 #: registers or none.
 STREAM = [
-    (32, 2, 2, 8, 128), (16, 2, 2, 8, 64), (32, 2, 1, 8, 128), (32, 1, 1, 8), (16, 4, 2, 8, 128),
-    (16, 4, 4, 8, 128), (16, 1, 1, 8, 64), (16, 2, 2, 16, 64), (32, 2, 2, 4, 128), (16, 4, 2, 4, 128),
+    (16, 4, 2, 4, 128), (32, 2, 2, 8, 128), (16, 2, 2, 8, 64), (32, 2, 1, 8, 128), (32, 1, 1, 8),
+    (16, 4, 2, 8, 128), (16, 4, 4, 8, 128), (16, 1, 1, 8, 64), (16, 2, 2, 16, 64), (32, 2, 2, 4, 128),
     (32, 4, 2, 8), (32, 4, 4, 8), (16, 2, 2, 4), (32, 4, 2, 4),
 ]  # fmt: skip
 STREAM_INT8 = [
-    (16, 2, 1, 8),
-    (16, 1, 1, 8),
-    (16, 2, 2, 8),
-    (16, 2, 1, 16, 64),
-    (32, 1, 1, 8, 128),
-    (16, 2, 1, 4),
-]
+    (16, 2, 1, 4), (16, 2, 1, 8), (16, 1, 1, 8), (16, 2, 2, 8), (16, 2, 1, 16, 64), (32, 1, 1, 8, 128),
+]  # fmt: skip
 #: Out, columns and bits; the last for the cost of a call with next to nothing to do.
 WEIGHTS = [(8192, 8192, 4), (4096, 14336, 4), (4096, 4096, 4), (8192, 8192, 8), (8192, 128, 4)]
 #: Enough sets that the cache holds none when its turn comes again.
@@ -72,7 +85,7 @@ class Trial:
     @property
     def launch(self) -> Callable[..., None]:
         """What launches with that table."""
-        return launches.launch_split if self.table == "quant_split" else launches.launch_stream
+        return launches.launch_split if "split" in self.table else launches.launch_stream
 
     def __str__(self) -> str:
         return f"{self.table.removeprefix('quant_')} {dict(self.row)}"
@@ -110,7 +123,8 @@ class Given:
 
 def trials(rows: int, bits: int) -> list[Trial]:
     """The candidates for so many rows of x and bits of W."""
-    found = [_trial("quant_split", "ROWS WARPS BLOCKS STAGES", v) for v in (SPLIT_ONE, SPLIT_MANY)[rows > 1]]
+    table, ways = ("quant_split_int8", SPLIT_INT8) if bits == 8 else ("quant_split", SPLIT)
+    found = [_trial(table, "ROWS WARPS BLOCKS STAGES", each) for each in ways[rows > 1]]
     if rows == 1:
         table, values = ("quant_stream_int8", STREAM_INT8) if bits == 8 else ("quant_stream", STREAM)
         found += [_trial(table, "ROWS AHEAD TOGETHER num_warps maxnreg", each) for each in values]

