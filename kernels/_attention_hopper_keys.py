@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ._attention_hopper_tiles import AVAILABLE, ROWS, described, items
-from ._attention_masks import DENSE, NUMBERS, Prepared
+from ._attention_masks import Prepared, copyable
 
 if AVAILABLE:
     from ._attention_hopper_tiles import (
@@ -24,12 +24,12 @@ if AVAILABLE:
         key_blocks,
         load_bias,
         load_bits,
-        load_numbers,
         load_pair,
         mask_applied,
         mbarrier,
         rows_of,
         store_tile,
+        tma,
         turns,
         visited,
         visits,
@@ -40,13 +40,17 @@ if AVAILABLE:
 
     @gluon.jit
     def load_for_keys(
-        q_source, g_source, k_source, v_source, lists, q_tiles, g_tiles, k_tiles, v_tiles,
+        q_source, g_source, k_source, v_source, lists, added, q_tiles, g_tiles, k_tiles, v_tiles, x_tiles,
         own_ready, own_empty, ready, empty,
         heads_k, members, splits, n_planes, n_blocks, together, n_items, n_q, low, high, c_b, c_h, c_m,
+        x_b, x_h,
         BLOCK: gl.constexpr, MASKED: gl.constexpr, LEFT: gl.constexpr, RIGHT: gl.constexpr,
         STAGES: gl.constexpr, PAIRED: gl.constexpr,
     ):  # fmt: skip
-        """Loads of `key_gradient_kernel`: keys and values once, then q and its output's gradient."""
+        """Loads of `key_gradient_kernel`: keys and values once, then q and its output's gradient.
+
+        Numbers to be added come with them, for each group's keys a tile of their own.
+        """
         ROWS: gl.constexpr = k_source.block_type.shape[2]
         whole_q = gl.cdiv(n_q, BLOCK) * BLOCK
         count = 0
@@ -64,21 +68,37 @@ if AVAILABLE:
             for head in range(first, first + members):
                 own = of_planes + (batch * 0 + head).to(gl.int64) * c_h
                 for step in range(visits(own, start, stop, MASKED)):
-                    block_m, _ = visited(own, step, start, MASKED)
+                    block_m, code = visited(own, step, start, MASKED)
                     at = count % STAGES
+                    row = block_m * BLOCK
                     mbarrier.wait(empty.index(at), ((count // STAGES) & 1) ^ 1)
-                    load_pair(
-                        q_source, g_source, q_tiles, g_tiles, at, ready.index(at), batch, head,
-                        block_m * BLOCK,
-                    )  # fmt: skip
+                    if MASKED > 2:
+                        if code == 3:
+                            load_pair(
+                                q_source, g_source, q_tiles, g_tiles, at, ready.index(at), batch, head, row,
+                                2 * added.block_type.nbytes,
+                            )  # fmt: skip
+                            for part in gl.static_range(2):
+                                tma.async_copy_global_to_shared(
+                                    added, [batch * x_b, head * x_h, row, col + part * ROWS],
+                                    ready.index(at), x_tiles.index(at * 2 + part),
+                                )  # fmt: skip
+                        else:
+                            load_pair(
+                                q_source, g_source, q_tiles, g_tiles, at, ready.index(at), batch, head, row
+                            )  # fmt: skip
+                    else:
+                        load_pair(
+                            q_source, g_source, q_tiles, g_tiles, at, ready.index(at), batch, head, row
+                        )  # fmt: skip
                     count += 1
 
     @gluon.jit
     def key_step(
         keys, values, q_tiles, g_tiles, ready, empty, acc_k, acc_v, lse, delta, count, edge, code,
-        words, added, x_m, x_n, row, col, n_q, n_k, low, high, factor, scale_2,
+        words, x_tiles, row, col, n_q, n_k, low, high, factor, scale_2,
         raw_layout: gl.constexpr, MASKED: gl.constexpr, LEFT: gl.constexpr, RIGHT: gl.constexpr,
-        EXACT: gl.constexpr, STAGES: gl.constexpr,
+        EXACT: gl.constexpr, STAGES: gl.constexpr, PART: gl.constexpr,
     ):  # fmt: skip
         """dk and dv with one more block of queries; tiles of scores are transposed, [keys, queries]."""
         M: gl.constexpr = keys.shape[0]
@@ -100,10 +120,12 @@ if AVAILABLE:
         dp = gl.zeros([M, BLOCK], gl.float32, raw_layout) - row_delta[None, :]
         dp = warpgroup_mma(values, grads.permute((1, 0)), dp, is_async=True)
         raw = warpgroup_mma_wait(num_outstanding=1, deps=(raw,))
-        # Loaded this late, since registers are short: the other group multiplies meanwhile.
-        numbers = load_numbers(
-            added, col, row, n_k, n_q, x_m, x_n, code, M, BLOCK, raw_layout, MASKED
-        )  # fmt: skip
+        numbers = bits
+        if MASKED > 2:
+            numbers = gl.zeros([M, BLOCK], x_tiles.dtype, raw_layout)
+            if code == 3:
+                # Read this late, since registers are short.
+                numbers = rows_of(x_tiles, at * 2 + PART).permute((1, 0)).load(raw_layout)
         raw = mask_applied(raw, code, bits, numbers, scale_2, MASKED)
         if LEFT or RIGHT:
             if edge:
@@ -127,9 +149,9 @@ if AVAILABLE:
 
     @gluon.jit
     def key_gradient(
-        dk, dv, lse, delta, mask, lists, added, q_tiles, g_tiles, k_tiles, v_tiles,
+        dk, dv, lse, delta, mask, lists, q_tiles, g_tiles, k_tiles, v_tiles, x_tiles,
         own_ready, own_empty, ready, empty,
-        dk_s, dk_b, dk_h, dk_n, dv_s, dv_b, dv_h, dv_n, m_b, m_h, m_m, c_b, c_h, c_m, x_b, x_h, x_m, x_n,
+        dk_s, dk_b, dk_h, dk_n, dv_s, dv_b, dv_h, dv_n, m_b, m_h, m_m, c_b, c_h, c_m,
         heads_k, members, splits, n_planes, n_blocks, together, n_items, n_q, n_k, low, high, scale,
         DIM: gl.constexpr, DIM_V: gl.constexpr, MASKED: gl.constexpr, LEFT: gl.constexpr, RIGHT: gl.constexpr,
         EXACT: gl.constexpr, STAGES: gl.constexpr, PAIRED: gl.constexpr, PART: gl.constexpr,
@@ -169,16 +191,15 @@ if AVAILABLE:
             first = (head_k * splits + split) * members
             for head in range(first, first + members):
                 words = at_mask + (batch * 0 + head).to(gl.int64) * m_h
-                addends = added + batch.to(gl.int64) * x_b + (batch * 0 + head).to(gl.int64) * x_h
                 stat = (batch * (heads_k * splits * members) + head).to(gl.int64) * n_q
                 own = of_planes + (batch * 0 + head).to(gl.int64) * c_h
                 for step in range(visits(own, start, stop, MASKED)):
                     block_m, code = visited(own, step, start, MASKED)
                     acc_k, acc_v = key_step(
                         keys, values, q_tiles, g_tiles, ready, empty, acc_k, acc_v, lse + stat, delta + stat,
-                        count, (block_m < whole) | (block_m >= until), code, words, addends, x_m, x_n,
+                        count, (block_m < whole) | (block_m >= until), code, words, x_tiles,
                         block_m * BLOCK, col, n_q, n_k, low, high, factor, scale_2, raw_layout,
-                        MASKED, LEFT, RIGHT, EXACT, STAGES,
+                        MASKED, LEFT, RIGHT, EXACT, STAGES, PART,
                     )  # fmt: skip
                     count += 1
             mbarrier.arrive(own_empty, count=1)
@@ -189,7 +210,7 @@ if AVAILABLE:
     @gluon.jit
     def key_gradient_kernel(
         q, grad, k, v, dk, dv, lse, delta, mask, lists, added, dk_s, dk_b, dk_h, dk_n, dv_s, dv_b, dv_h, dv_n,
-        m_b, m_h, m_m, c_b, c_h, c_m, x_b, x_h, x_m, x_n,
+        m_b, m_h, m_m, c_b, c_h, c_m, x_b, x_h,
         heads_k, members, splits, n_planes, n_blocks, together, n_items, n_q, n_k, low, high, scale,
         DIM: gl.constexpr, DIM_V: gl.constexpr, MASKED: gl.constexpr, LEFT: gl.constexpr, RIGHT: gl.constexpr,
         EXACT: gl.constexpr, STAGES: gl.constexpr, PAIRED: gl.constexpr,
@@ -201,6 +222,11 @@ if AVAILABLE:
         v_tiles = gl.allocate_shared_memory(dtype, [2] + v.block_type.shape, v.layout)
         q_tiles = gl.allocate_shared_memory(dtype, [STAGES] + q.block_type.shape, q.layout)
         g_tiles = gl.allocate_shared_memory(dtype, [STAGES] + grad.block_type.shape, grad.layout)
+        x_tiles = k_tiles
+        if MASKED > 2:
+            x_tiles = gl.allocate_shared_memory(
+                added.dtype, [2 * STAGES] + added.block_type.shape, added.layout
+            )  # fmt: skip
         own_ready = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
         own_empty = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
         ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
@@ -213,24 +239,24 @@ if AVAILABLE:
         gl.warp_specialize(
             [
                 (key_gradient, (
-                    dk, dv, lse, delta, mask, lists, added, q_tiles, g_tiles, k_tiles, v_tiles,
+                    dk, dv, lse, delta, mask, lists, q_tiles, g_tiles, k_tiles, v_tiles, x_tiles,
                     own_ready, own_empty, ready, empty, dk_s, dk_b, dk_h, dk_n, dv_s, dv_b, dv_h, dv_n,
-                    m_b, m_h, m_m, c_b, c_h, c_m, x_b, x_h, x_m, x_n,
+                    m_b, m_h, m_m, c_b, c_h, c_m,
                     heads_k, members, splits, n_planes, n_blocks, together, n_items, n_q, n_k,
                     low, high, scale, DIM, DIM_V, MASKED, LEFT, RIGHT, EXACT, STAGES, PAIRED, 0,
                 )),
                 (key_gradient, (
-                    dk, dv, lse, delta, mask, lists, added, q_tiles, g_tiles, k_tiles, v_tiles,
+                    dk, dv, lse, delta, mask, lists, q_tiles, g_tiles, k_tiles, v_tiles, x_tiles,
                     own_ready, own_empty, ready, empty, dk_s, dk_b, dk_h, dk_n, dv_s, dv_b, dv_h, dv_n,
-                    m_b, m_h, m_m, c_b, c_h, c_m, x_b, x_h, x_m, x_n,
+                    m_b, m_h, m_m, c_b, c_h, c_m,
                     heads_k, members, splits, n_planes, n_blocks, together, n_items, n_q, n_k,
                     low, high, scale, DIM, DIM_V, MASKED, LEFT, RIGHT, EXACT, STAGES, PAIRED, 1,
                 )),
                 (load_for_keys, (
-                    q, grad, k, v, lists, q_tiles, g_tiles, k_tiles, v_tiles,
+                    q, grad, k, v, lists, added, q_tiles, g_tiles, k_tiles, v_tiles, x_tiles,
                     own_ready, own_empty, ready, empty,
                     heads_k, members, splits, n_planes, n_blocks, together, n_items, n_q, low, high,
-                    c_b, c_h, c_m, BLOCK, MASKED, LEFT, RIGHT, STAGES, PAIRED,
+                    c_b, c_h, c_m, x_b, x_h, BLOCK, MASKED, LEFT, RIGHT, STAGES, PAIRED,
                 )),
             ],
             [4, 1],
@@ -246,19 +272,26 @@ def launch_key_gradient(
 ) -> None:  # fmt: skip
     """Write dk and dv, (splits, batch, heads, tokens, dim); mask transposed, BLOCK in queries."""
     splits, heads_k = dk.shape[0], k.shape[1]
-    # Numbers for a block of 128 do not fit in registers.
-    block = min(params["BLOCK"], 64) if mask.kind in (NUMBERS, DENSE) else params["BLOCK"]
+    block, stages = params["BLOCK"], params["STAGES"]
+    numbers = None if mask.numbers is None else copyable(mask.numbers.transpose(2, 3))
+    if numbers is not None:
+        # For a block of 128 they do not fit in registers, nor with every stage in shared memory.
+        block, stages = min(block, 64), min(stages, 3 if numbers.element_size() == 2 else 2)
     blocks, planes = -(-k.shape[2] // (2 * ROWS)), k.shape[0] * heads_k * splits
     count, grid, paired = items(blocks, planes, programs, mask.uneven(limits), params)
     values, strides = mask.arguments(
         2 * ROWS, block, q.shape[2], -high, -low, (limits[1], limits[0]), lse
     )  # fmt: skip
+    added, per_plane = lse, (0, 0)
+    if numbers is not None:
+        added = described(numbers, block, ROWS)
+        per_plane = int(numbers.shape[0] > 1), int(numbers.shape[1] > 1)
     key_gradient_kernel[(grid,)](
-        described(q, block), described(grad, block), described(k, ROWS),
-        described(v, ROWS), dk, dv, lse, delta, *values, *dk.stride()[:4], *dv.stride()[:4], *strides,
+        described(q, block), described(grad, block), described(k, ROWS), described(v, ROWS),
+        dk, dv, lse, delta, *values[:2], added, *dk.stride()[:4], *dv.stride()[:4], *strides[:6], *per_plane,
         heads_k, q.shape[1] // heads_k // splits, splits, planes, blocks, together, count,
         q.shape[2], k.shape[2], low, high, scale, DIM=q.shape[3], DIM_V=v.shape[3],
         MASKED=mask.kind, LEFT=limits[0], RIGHT=limits[1], EXACT=q.dtype == torch.float16,
-        STAGES=params["STAGES"], PAIRED=paired,
+        STAGES=stages, PAIRED=paired,
         num_warps=4, maxnreg=168,
     )  # fmt: skip

@@ -198,9 +198,9 @@ if AVAILABLE:
         return raw
 
     @gluon.jit
-    def load_pair(first, second, tiles, more_tiles, at, ready, batch, head, row):
-        """Ask for the tiles of two tensors at the same place."""
-        mbarrier.expect(ready, first.block_type.nbytes + second.block_type.nbytes)
+    def load_pair(first, second, tiles, more_tiles, at, ready, batch, head, row, MORE: gl.constexpr = 0):
+        """Ask for the tiles of two tensors at the same place; `MORE` bytes come with them."""
+        mbarrier.expect(ready, first.block_type.nbytes + second.block_type.nbytes + MORE)
         tma.async_copy_global_to_shared(first, [batch, head, row, 0], ready, tiles.index(at))
         tma.async_copy_global_to_shared(second, [batch, head, row, 0], ready, more_tiles.index(at))
 
@@ -231,13 +231,16 @@ if AVAILABLE:
 @functools.cache
 def _layout(rows: int, cols: int, dtype: torch.dtype) -> Any:
     # Worked out once: it takes longer than the rest of a descriptor.
-    of = gl.float16 if dtype == torch.float16 else gl.bfloat16
+    of = {torch.float16: gl.float16, torch.bfloat16: gl.bfloat16, torch.float32: gl.float32}[dtype]
     return gl.NVMMASharedLayout.get_default_for([1, 1, rows, cols], of)
 
 
-def described(x: Tensor, rows: int) -> Any:
-    """A descriptor of x, (batch, heads, tokens, dim), for tiles of `rows` tokens of one head."""
-    cols = max(16, next_power_of_2(x.shape[3]))
+def described(x: Tensor, rows: int, cols: int = 0) -> Any:
+    """A descriptor of x, (batch, heads, tokens, dim), for tiles of `rows` tokens of one head.
+
+    Tiles have as many columns as x, in a power of two, unless `cols` are given.
+    """
+    cols = cols or max(16, next_power_of_2(x.shape[3]))
     layout = _layout(rows, cols, x.dtype)
     return TensorDescriptor(x, list(x.shape), list(x.stride()), [1, 1, rows, cols], layout)
 

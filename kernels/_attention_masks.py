@@ -182,6 +182,28 @@ def listed(
     return lists.expand(batch, heads, *lists.shape[2:])
 
 
+def copyable(numbers: Tensor) -> Tensor:
+    """Numbers to be added as the copy engine takes them: each once, in rows of a multiple of 16 bytes.
+
+    Args:
+        numbers: (batch, heads, rows, columns), expanded; any others than such are copied.
+
+    Returns:
+        The same with a batch or heads of 1 where all have the same.
+    """
+    own = _own(numbers, 2)
+    step = 16 // own.element_size()
+    strides = [stride for size, stride in zip(own.shape[:3], own.stride(), strict=False) if size > 1]
+    if own.stride(3) != 1 or own.data_ptr() % 16 or any(s < own.shape[3] or s % step for s in strides):
+        room = own.new_zeros((*own.shape[:3], cdiv(own.shape[3], step) * step))
+        own = room[..., : own.shape[3]].copy_(own)
+    # Where there is one of them its stride says nothing, but must still be one.
+    rows = own.stride(2) if own.shape[2] > 1 else cdiv(own.shape[3], step) * step
+    heads = own.stride(1) if own.shape[1] > 1 else rows * own.shape[2]
+    batches = own.stride(0) if own.shape[0] > 1 else heads * own.shape[1]
+    return own.as_strided(own.shape, (batches, heads, rows, 1))
+
+
 def is_dense(bias: Tensor) -> bool:
     """Whether a mask is a bias that differs by head and by query: nothing is left out for it, and a survey of
     it would be in vain."""

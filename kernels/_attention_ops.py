@@ -187,10 +187,12 @@ def attention_gradient_op(
 
     planes, cells = batch * heads, None
     together = _together(q, k, v, planes, heads // heads_k)
-    if not precise and (params := _roles(QUERY_GRADIENT, options, q, k, v, grad)):
+    if params := _roles(QUERY_GRADIENT, {**options, "PRECISE": precise}, q, k, v, grad):
         mask = prepared(bias)
         cells = mask.cells
-        launch_query_gradient(q, k, v, out, grad, dq, lse, delta, mask, *window, together, processors, params)
+        launch_query_gradient(
+            q, k, v, out, grad, dq, lse, delta, mask, *window, together, processors, params, precise
+        )
     else:
         params = QUERY_GRADIENT.pick(q, options)
         blocks = cdiv(max_q, params["BLOCK_M"])

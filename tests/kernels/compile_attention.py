@@ -26,23 +26,29 @@ def main() -> None:
         print(name, spilled, ptx.count("wgmma.mma_async"))
     if not hopper.AVAILABLE:
         return
-    # The kernels with roles, for a head dimension each of the two that the table tells apart, with a mask.
-    # The kernels with roles, for a head dimension each of the two that the table tells apart.
+    # The kernels with roles, for a head dimension each of the two that the table tells apart, with a mask and
+    # with another sweep over the keys; a number a score once for all heads, for each key, and for each head.
     n = 1024
     bits, numbers = (torch.empty(n, n, dtype=dtype) for dtype in (torch.bool, torch.bfloat16))
     for name, masks in (
-        ("roles", (None, bits.expand(1, 1, n, n))),
-        ("added", (numbers.expand(1, 1, n, n), numbers[:1].expand(1, 1, n, n))),
-    ):
+        ("roles", (None, bits.expand(1, 2, n, n))),
+        ("added", (
+            numbers.expand(1, 2, n, n), numbers[:1].expand(1, 2, n, n), numbers.expand(2, n, n).clone()[None],
+        )),
+    ):  # fmt: skip
         compiled.kernels.clear()
         for dim, blocks in ((64, (128, 128, 64)), (128, (128, 64, 64))):
-            x = torch.empty(1, 1, n, dim, dtype=torch.bfloat16)
+            x = torch.empty(1, 2, n, dim, dtype=torch.bfloat16)
+            statistics = torch.empty(1, 2, n)
             for table, block in zip((ops.FORWARD, ops.QUERY_GRADIENT, ops.KEY_GRADIENT), blocks, strict=True):
                 params = launch.roles(block, 2)
                 table.pick_roles = lambda q, options, params=params: params
             for mask in masks:
                 ops.attention_op(x, x, x, mask, None, None, None, *rest)
-                ops.attention_gradient_op(x, x, x, x, x, statistics, mask, None, None, None, *rest)
+                for precise in (False, True)[: 2 if name == "roles" else 1]:
+                    ops.attention_gradient_op(
+                        x, x, x, x, x, statistics, mask, None, None, None, *rest, precise
+                    )
         for ptx, (kernel, _, _) in compiled.kernels.items():
             if kernel.endswith(("forward_kernel", "gradient_kernel")):
                 _, spilled = aot._assembled(ptx, 90)

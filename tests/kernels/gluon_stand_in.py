@@ -64,6 +64,9 @@ class Buffer:
     def permute(self, order):
         return Buffer(self.values.permute(order))
 
+    def load(self, layout):
+        return block(self.values.clone())
+
 
 class Barrier:
     """An mbarrier: a phase is over when all have arrived and all announced bytes with them."""
@@ -127,8 +130,8 @@ def warpgroup_mma_wait(num_outstanding, deps):
 
 
 class Descriptor:
-    def __init__(self, x, rows):
-        shape = [1, 1, rows, max(16, 1 << (x.shape[3] - 1).bit_length())]
+    def __init__(self, x, rows, cols=0):
+        shape = [1, 1, rows, cols or max(16, 1 << (x.shape[3] - 1).bit_length())]
         self.x, self.dtype, self.layout = x, x.dtype, None
         size = x.element_size()
         for n in shape:
@@ -137,8 +140,8 @@ class Descriptor:
 
 
 def copy_tile(source, coordinates, ready, target):
-    batch, head, row, _ = (int(c) for c in coordinates)
-    rows = source.x[batch, head, row : row + target.shape[2]]
+    batch, head, row, col = (int(c) for c in coordinates)
+    rows = source.x[batch, head, row : row + target.shape[2], col : col + target.shape[3]]
     target.values.zero_()
     target.values[0, 0, : rows.shape[0], : rows.shape[1]] = rows
     ready.update(0, -source.block_type.nbytes)

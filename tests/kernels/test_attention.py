@@ -571,8 +571,7 @@ def test_the_kernels_compile_for_hopper_in_its_registers_with_its_matrix_instruc
         names |= {f"{kind}_{name}" for name in names for kind in ("roles", "added")}
     assert {name for name, _, _ in lines} == names
     for name, spilled, matrix in lines:
-        # A few registers at the loop's edges may go to memory, a tile may not; two groups have edges each. In
-        # the gradient for keys, more do where numbers are read, and only there.
-        allowed = {"roles": 512, "added": 1280}.get(name.split("_")[0], 160)
+        # A few registers at the loop's edges may go to memory, a tile may not; two groups have edges each.
+        allowed = {"roles": 512, "added": 640}.get(name.split("_")[0], 160)
         assert int(spilled) < allowed, f"{name} spills {spilled} bytes"
         assert int(matrix) > 0, f"{name} multiplies without wgmma"

@@ -54,6 +54,7 @@ def _check(n, m, heads=2, heads_k=2, dim=64, dim_v=64, dtype=torch.float16, batc
     grad = torch.randn_like(out)
     ours = (out.detach(), *torch.autograd.grad(out, leaves, grad))
     exact_leaves = [x.detach().double().requires_grad_() for x in leaves]
+    options.pop("precise_gradient", None)
     exact = attention_reference(*exact_leaves, **options)
     theirs = (exact.detach(), *torch.autograd.grad(exact, exact_leaves, grad.double()))
     # Probabilities and slopes are rounded to 16 bits before they are multiplied.
@@ -142,6 +143,36 @@ def test_grouped_heads_and_odd_dimensions_match_eager(by_roles, dtype):
     _check(140, 140, heads=4, heads_k=2, dim=24, dim_v=40, dtype=dtype, batch=2, causal=True)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("persistent", [0, 1])
+@pytest.mark.parametrize(
+    "options", [{}, {"causal": True}, {"window": (70, 20)}, {"mask": torch.ones(300, 300).tril(-9) > 0}]
+)
+def test_precise_gradients_match_eager(by_roles, options, persistent, dtype):
+    for name in by_roles:
+        by_roles[name] = launch.roles(64, 2, 2, persistent)
+    _check(300, 300, heads=4, heads_k=2, dtype=dtype, batch=2, precise_gradient=True, **options)
+
+
+def test_precise_gradients_of_what_keys_and_values_have_in_common(by_roles):
+    # GIVEN keys and values that are alike
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(1, 1, 150, 16) for _ in range(3))
+    k, v = (x + 8.0 * torch.randn(1, 1, 1, 16) for x in (k, v))
+    leaves = [x.to(torch.float16).requires_grad_() for x in (q, k, v)]
+    grad = torch.randn(1, 1, 150, 16).to(torch.float16)
+    exact_leaves = [x.detach().double().requires_grad_() for x in leaves]
+    exact = torch.autograd.grad(attention_reference(*exact_leaves), exact_leaves, grad.double())[0]
+
+    def error(precise):
+        out = attention(*leaves, precise_gradient=precise)
+        dq = torch.autograd.grad(out, leaves, grad)[0]
+        return float((dq.double() - exact).norm() / exact.norm())
+
+    # THEN the other gradient is several times as far off
+    assert error(True) < error(False) / 3.0
+
+
 def test_few_key_heads_are_shared_out_in_parts(by_roles, monkeypatch):
     monkeypatch.setattr(ops, "sm_count", lambda device: 1000)
     _check(140, 140, heads=4, heads_k=1)
@@ -218,11 +249,19 @@ def test_blocks_of_zeros_of_a_bias_are_not_read(by_roles, monkeypatch):
         read.append((int(row), int(col))) if int(rest[4]) == 3 else None
         return load(source, row, col, *rest)
 
-    for module in (forward, queries, keys):
+    def copied(source, coordinates, *rest):
+        copies.append(tuple(map(int, coordinates)))
+        return copy(source, coordinates, *rest)
+
+    copies, copy = [], gluon_stand_in.copy_tile
+    for module in (forward, queries):
         monkeypatch.setattr(module, "load_numbers", counted)
+    monkeypatch.setattr(keys, "tma", SimpleNamespace(async_copy_global_to_shared=copied))
     _check(300, 300, mask=bias)
-    # THEN numbers are read for the block that has that one: in three kernels, for both heads and groups
-    assert sorted(read) == [(0, 0)] * 6 + [(64, 0)] * 6
+    # THEN numbers are read for the block that has that one: in two kernels, for both heads and groups
+    assert sorted(read) == [(0, 0)] * 4 + [(64, 0)] * 4
+    # and copied for it in the third, for both heads a tile for each group's keys
+    assert sorted(copies) == [(0, 0, 0, 0)] * 2 + [(0, 0, 0, 64)] * 2
 
 
 @pytest.mark.parametrize("shape", [(2, 2, 1, 170), (2, 1, 170), (170,)])

@@ -69,6 +69,40 @@ def test_what_keys_and_values_have_in_common_costs_no_accuracy(device, dtype):
     assert share(attention) > 3.0
 
 
+# Sizes that the kernels with roles take, where there are such. Not in the quick subset, as theirs.
+@pytest.mark.gpu
+@pytest.mark.parametrize("common", [0.0, 4.0])
+@pytest.mark.parametrize(
+    ("shape", "dtype", "options"),
+    [
+        ((2, 4, 4, 1024, 64), torch.bfloat16, {"causal": True}),
+        ((2, 4, 2, 650, 64), torch.float16, {}),
+        ((2, 4, 1, 515, 64), torch.bfloat16, {"mask": True}),
+        ((2, 4, 4, 1024, 128), torch.bfloat16, {}),
+        ((2, 4, 2, 650, 128), torch.bfloat16, {"causal": True}),
+        ((2, 4, 1, 515, 128), torch.float16, {"mask": True, "causal": True}),
+    ],
+    ids=str,
+)
+def test_precise_gradients_match_eager_at_the_sizes_of_models(shape, dtype, options, common, poisoned):
+    if not torch.cuda.is_available():
+        pytest.skip("these sizes are for a GPU")
+    batch, heads, heads_k, n, dim = shape
+    options = dict(options)
+    mask = torch.rand(n, n, device="cuda") > 0.3 if options.pop("mask", False) else None
+    inputs = {
+        name: torch.randn(batch, n, h, dim, device="cuda")
+        for name, h in (("q", heads), ("k", heads_k), ("v", heads_k))
+    }
+    for name in "kv":
+        inputs[name] += common * torch.randn(1, 1, 1, dim, device="cuda")
+    check(
+        lambda q, k, v: attention(q, k, v, mask, precise_gradient=True, **options),
+        lambda q, k, v: attention_reference(q, k, v, mask, **options),
+        {name: x.to(dtype).transpose(1, 2) for name, x in inputs.items()},
+    )
+
+
 @pytest.mark.quick
 def test_dropout_drops_the_same_weights_in_both_sweeps(device):
     inputs = _inputs(device, torch.float32)
