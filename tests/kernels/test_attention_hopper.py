@@ -360,6 +360,8 @@ def test_blocks_that_a_mask_hides_are_not_loaded(by_roles, monkeypatch, causal):
 
 def _mask_on_a_gpu(kind, heads, n, m):
     i, j = torch.arange(n, device="cuda")[:, None], torch.arange(m, device="cuda")
+    if kind == "dense_16":
+        return torch.randn(heads, n, m, device="cuda").to(torch.bfloat16)
     if kind in ("per_key", "dense"):
         return torch.randn(heads, 1 if kind == "per_key" else n, m, device="cuda")
     if kind == "random":
@@ -382,6 +384,8 @@ def _mask_on_a_gpu(kind, heads, n, m):
         ((2, 2, 2, 777, 333, 64), {"mask": "documents", "added": True}, torch.float16, 0),
         ((2, 2, 2, 650, 650, 128), {"mask": "per_key", "causal": True}, torch.bfloat16, 1),
         ((2, 4, 2, 333, 777, 128), {"mask": "dense"}, torch.bfloat16, 1),
+        ((2, 4, 2, 520, 640, 128), {"mask": "dense_16", "causal": True}, torch.bfloat16, 1),
+        ((2, 4, 4, 1000, 520, 64), {"mask": "dense_16"}, torch.bfloat16, 0),
         ((2, 4, 4, 650, 650, 64), {"mask": "corner", "added": True}, torch.bfloat16, 1),
         ((1, 4, 1, 1000, 1000, 96), {"window": (100, 30)}, torch.float16, 0),
         ((2, 4, 4, 2048, 2048, 64), {"causal": True}, torch.float16, 1),

@@ -141,3 +141,27 @@ def test_lists_longer_than_are_made_at_a_time_go_on(device, monkeypatch):
     monkeypatch.setattr(masks, "_LISTED", 4)
     lists = masks.listed(masks.surveyed(mask)[1], 1, 1, 64, 64, 64 * 11, 0, 0, (False, False))
     assert lists.flatten().tolist()[:11] == [10, *[4 * n + 2 for n in range(11) if n != 1]]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_numbers_as_the_copy_engine_takes_them(dtype):
+    whole = torch.randn(2, 3, 48, 72).to(dtype)
+    given = {
+        "as they are": whole,
+        "the same for all": whole[:1, :1].expand(2, 3, 48, 72),
+        "a row each": whole[..., :1, :],
+        "rows of odd length": whole[..., :67].contiguous(),
+        "across": whole.transpose(2, 3),
+        "a number a row": whole[..., :1].expand(2, 3, 48, 72),
+        "off by one": whole[..., 1:],
+        "turned about": whole.transpose(0, 1),
+    }
+    for name, numbers in given.items():
+        taken = masks.copyable(numbers)
+        # THEN they are the same, in rows of 16 bytes, no stride is 0, and nothing is copied where it need not be
+        assert torch.equal(taken.expand(numbers.shape), numbers), name
+        assert taken.stride(3) == 1, name
+        assert taken.data_ptr() % 16 == 0, name
+        assert all(s > 0 and s * taken.element_size() % 16 == 0 for s in taken.stride()[:3]), name
+        kept = name in ("as they are", "the same for all", "a row each", "turned about")
+        assert (taken.data_ptr() == whole.data_ptr()) == kept, name
