@@ -158,7 +158,7 @@ def test_numbers_as_the_copy_engine_takes_them(dtype):
     }
     for name, numbers in given.items():
         taken = masks.copyable(numbers)
-        # THEN they are the same, in rows of 16 bytes, no stride is 0, and nothing is copied where it need not be
+        # THEN they are the same, in rows of 16 bytes, no stride is 0, and only what must be is copied
         assert torch.equal(taken.expand(numbers.shape), numbers), name
         assert taken.stride(3) == 1, name
         assert taken.data_ptr() % 16 == 0, name
