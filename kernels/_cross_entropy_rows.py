@@ -7,7 +7,6 @@ in tiles, all but the last without masks; what is left at its two ends, less tha
 
 from torch import Tensor
 
-from ._device import sm_count
 from ._launch import LaunchTable, next_power_of_2
 from ._math import exp, widened
 from ._triton import tl, triton
@@ -23,11 +22,11 @@ LOSS = LaunchTable(
             (8192, {"BLOCK": 2048, "num_warps": 8}),
             (None, {"BLOCK": 4096, "num_warps": 16}),
         ],
-        # 32 logits a thread, and registers for four such programs.
+        # 32 logits a thread, and registers for eight such programs.
         "sm_90": [
             (1024, {"BLOCK": 1024, "num_warps": 4, "maxnreg": 40}),
             (8192, {"BLOCK": 2048, "num_warps": 8, "maxnreg": 40}),
-            (None, {"BLOCK": 8192, "num_warps": 8, "maxnreg": 64}),
+            (None, {"BLOCK": 4096, "num_warps": 4, "maxnreg": 64}),
         ],
         "interpreter": [(None, {"BLOCK": 512, "num_warps": 1})],
     },
@@ -83,13 +82,12 @@ def _gradient(x, top_2, owed, push):
     return tl.exp2(tl.fma(x, 1.4426950408889634, -top_2)) * owed - push
 
 
-# The batch's size changes from step to step, and must not call for another compilation.
-@triton.jit(do_not_specialize=["n_rows"])
+@triton.jit
 def _cross_entropy_kernel(
     x_ptr, target_ptr, loss_weight_ptr, grad_weight_ptr, loss_ptr, lse_ptr, grad_ptr,
-    x_stride, grad_weight_stride, n_rows, n_cols, n_written, ignore_index, smoothing, z_weight,
+    x_stride, grad_weight_stride, n_cols, n_written, ignore_index, smoothing, z_weight,
     SMOOTH: tl.constexpr, KNOWN_LSE: tl.constexpr, GRADIENT: tl.constexpr,
-    GROUP: tl.constexpr, BLOCK: tl.constexpr, EDGE: tl.constexpr, AHEAD: tl.constexpr,
+    GROUP: tl.constexpr, BLOCK: tl.constexpr, EDGE: tl.constexpr,
 ):  # fmt: skip
     # A tile is groups of one wide load each. A group has its own running peak and sum: they stay within a
     # thread, and no thread waits for another before the row is done.
@@ -98,121 +96,100 @@ def _cross_entropy_kernel(
     side = tl.arange(0, 2 * GROUP)
     # Rows that are read again for the gradient are to stay in the cache until then.
     POLICY: tl.constexpr = "evict_last" if GRADIENT else "evict_first"
-    target = tl.load(target_ptr + tl.program_id(0)).to(tl.int64)
-    if AHEAD and not KNOWN_LSE:
-        base, _, first, tail, _ = _row(
-            tl.program_id(0).to(tl.int64), x_stride, n_cols, target != ignore_index, GROUP
-        )
-        coming = tl.load(x_ptr + base + first + at, mask=first + groups < tail, eviction_policy=POLICY)
-    for turn in range(tl.cdiv(n_rows - tl.program_id(0), tl.num_programs(0))):
-        row = tl.program_id(0).to(tl.int64) + turn * tl.num_programs(0)
-        if AHEAD:
-            following = row + tl.num_programs(0)
-            next_target = tl.load(target_ptr + following, mask=following < n_rows, other=0).to(tl.int64)
-        kept = target != ignore_index
-        real = (target >= 0) & (target < n_cols)
-        picked = tl.load(x_ptr + row * x_stride + target, mask=kept & real, other=float("nan")).to(tl.float32)
-        base, shift, first, tail, stop = _row(row, x_stride, n_cols, kept, GROUP)
-        x_row = x_ptr + base
-        # Groups from `first` to `tail` lie within the row, those up to `whole` in tiles that need no masks.
-        whole = first + (tail - first) // BLOCK * BLOCK
-        # What is left at the row's ends, less than a group each.
-        cols = tl.where(side < GROUP, first - GROUP + side, tail - GROUP + side)
-        inside = (cols >= shift) & (cols < stop)
-        ends = tl.load(x_row + cols, mask=inside, other=float("-inf")).to(tl.float32)
+    row = tl.program_id(0).to(tl.int64)
+    target = tl.load(target_ptr + row).to(tl.int64)
+    kept = target != ignore_index
+    real = (target >= 0) & (target < n_cols)
+    picked = tl.load(x_ptr + row * x_stride + target, mask=kept & real, other=float("nan")).to(tl.float32)
+    base, shift, first, tail, stop = _row(row, x_stride, n_cols, kept, GROUP)
+    x_row = x_ptr + base
+    # Groups from `first` to `tail` lie within the row, those up to `whole` in tiles that need no masks.
+    whole = first + (tail - first) // BLOCK * BLOCK
+    # What is left at the row's ends, less than a group each.
+    cols = tl.where(side < GROUP, first - GROUP + side, tail - GROUP + side)
+    inside = (cols >= shift) & (cols < stop)
+    ends = tl.load(x_row + cols, mask=inside, other=float("-inf")).to(tl.float32)
 
-        if KNOWN_LSE:
-            top = tl.load(lse_ptr + 2 * row)
-            total = tl.load(lse_ptr + 2 * row + 1)
-        else:
-            peaks = tl.full([BLOCK // GROUP], float("-inf"), tl.float32)
-            sums = tl.zeros([BLOCK // GROUP], tl.float32)
-            spread = tl.zeros([BLOCK // GROUP], tl.float32)
-            pivot = tl.where(picked == float("-inf"), 0.0, picked)
-            if not AHEAD:
-                coming = tl.load(x_row + first + at, mask=first + groups < tail, eviction_policy=POLICY)
-            # The next tile is under way while this one is summed.
-            for start in range(first, whole, BLOCK):
-                x = widened(coming)
-                ahead = start + BLOCK
-                coming = tl.load(x_row + ahead + at, mask=ahead + groups < tail, eviction_policy=POLICY)
-                if SMOOTH:
-                    spread += tl.sum(x - pivot, axis=1)
-                peaks, sums = _joined(x, peaks, sums)
-            for start in range(whole, tail, BLOCK):
-                there = start + groups < tail
-                x = tl.where(there, widened(coming), float("-inf"))
-                if SMOOTH:
-                    spread += tl.sum(tl.where(there, x - pivot, 0.0), axis=1)
-                peaks, sums = _joined(x, peaks, sums)
-            if AHEAD:
-                # So is the next row's first tile while this row is finished.
-                next_base, _, next_first, next_tail, _ = _row(
-                    following, x_stride, n_cols, (next_target != ignore_index) & (following < n_rows), GROUP
-                )
-                coming = tl.load(
-                    x_ptr + next_base + next_first + at, mask=next_first + groups < next_tail,
-                    eviction_policy=POLICY,
-                )  # fmt: skip
-            top = tl.maximum(tl.max(peaks, axis=0), tl.max(ends, axis=0))
-            safe = tl.where(top == float("-inf"), 0.0, top)
-            total = tl.sum(sums * exp(peaks - safe, False), axis=0) + tl.sum(exp(ends - safe, False), axis=0)
-            beyond = tl.log(total)
-            lse = top + beyond
-            # Differences first: logits may be large and close together.
-            loss = (top - picked) + beyond + z_weight * lse * lse
+    if KNOWN_LSE:
+        top = tl.load(lse_ptr + 2 * row)
+        total = tl.load(lse_ptr + 2 * row + 1)
+    else:
+        peaks = tl.full([BLOCK // GROUP], float("-inf"), tl.float32)
+        sums = tl.zeros([BLOCK // GROUP], tl.float32)
+        spread = tl.zeros([BLOCK // GROUP], tl.float32)
+        pivot = tl.where(picked == float("-inf"), 0.0, picked)
+        coming = tl.load(x_row + first + at, mask=first + groups < tail, eviction_policy=POLICY)
+        # The next tile is under way while this one is summed.
+        for start in range(first, whole, BLOCK):
+            x = widened(coming)
+            ahead = start + BLOCK
+            coming = tl.load(x_row + ahead + at, mask=ahead + groups < tail, eviction_policy=POLICY)
             if SMOOTH:
-                spread_ends = tl.sum(tl.where(inside, ends - pivot, 0.0), axis=0)
-                loss -= smoothing / n_cols * (tl.sum(spread, axis=0) + spread_ends)
-            loss = tl.where(kept, loss, 0.0)
-            if loss_weight_ptr is not None:
-                loss *= tl.load(loss_weight_ptr)
-            tl.store(loss_ptr + row, loss)
-            if lse_ptr is not None:
-                tl.store(lse_ptr + 2 * row, top)
-                tl.store(lse_ptr + 2 * row + 1, total)
+                spread += tl.sum(x - pivot, axis=1)
+            peaks, sums = _joined(x, peaks, sums)
+        for start in range(whole, tail, BLOCK):
+            there = start + groups < tail
+            x = tl.where(there, widened(coming), float("-inf"))
+            if SMOOTH:
+                spread += tl.sum(tl.where(there, x - pivot, 0.0), axis=1)
+            peaks, sums = _joined(x, peaks, sums)
+        top = tl.maximum(tl.max(peaks, axis=0), tl.max(ends, axis=0))
+        safe = tl.where(top == float("-inf"), 0.0, top)
+        total = tl.sum(sums * exp(peaks - safe, False), axis=0) + tl.sum(exp(ends - safe, False), axis=0)
+        beyond = tl.log(total)
+        lse = top + beyond
+        # Differences first: logits may be large and close together.
+        loss = (top - picked) + beyond + z_weight * lse * lse
+        if SMOOTH:
+            spread_ends = tl.sum(tl.where(inside, ends - pivot, 0.0), axis=0)
+            loss -= smoothing / n_cols * (tl.sum(spread, axis=0) + spread_ends)
+        loss = tl.where(kept, loss, 0.0)
+        if loss_weight_ptr is not None:
+            loss *= tl.load(loss_weight_ptr)
+        tl.store(loss_ptr + row, loss)
+        if lse_ptr is not None:
+            tl.store(lse_ptr + 2 * row, top)
+            tl.store(lse_ptr + 2 * row + 1, total)
 
-        if GRADIENT:
-            grad_row = grad_ptr + base
-            weight = 1.0
-            if grad_weight_ptr is not None:
-                weight = tl.load(grad_weight_ptr + row * grad_weight_stride).to(tl.float32)
-            weight = tl.where(real, weight, float("nan"))
-            pull = 1.0 + 2.0 * z_weight * (top + tl.log(total))
-            share = tl.div_rn(pull * weight, total)
-            push = smoothing / n_cols * weight
-            # x log2(e) - top log2(e) in one instruction: what rounding the latter leaves out, known exactly,
-            # all powers owe alike.
-            top_2 = top * 1.4426950408889634
-            owed = share * tl.exp2(-tl.fma(top, 1.4426950408889634, -top_2))
-            for start in range(first, whole, BLOCK):
-                x = widened(tl.load(x_row + start + at, eviction_policy="evict_first"))
-                g = _gradient(x, top_2, owed, push).to(grad_ptr.dtype.element_ty)
-                tl.store(grad_row + start + at, g, eviction_policy="evict_first")
-            for start in range(whole, tail, BLOCK):
-                there = start + groups < tail
-                x = widened(tl.load(x_row + start + at, mask=there, eviction_policy="evict_first"))
-                g = _gradient(x, top_2, owed, push).to(grad_ptr.dtype.element_ty)
-                tl.store(grad_row + start + at, g, mask=there, eviction_policy="evict_first")
-            g = _gradient(ends, top_2, owed, push)
-            tl.store(grad_row + cols, g.to(grad_ptr.dtype.element_ty), mask=inside)
-            # Columns past the classes are written too, and all of a row that does not count.
-            last = shift + n_written
-            nothing = tl.zeros([EDGE // GROUP, GROUP], grad_ptr.dtype.element_ty)
-            for start in range(tl.where(stop < last, stop // GROUP * GROUP, last), last, EDGE):
-                rest = start + tl.arange(0, EDGE // GROUP)[:, None] * GROUP
-                rest_at = rest + tl.arange(0, GROUP)[None, :]
-                filled = (rest >= stop) & (rest + GROUP <= last)
-                tl.store(grad_row + rest_at, nothing, mask=filled)
-                ragged = (rest_at >= stop) & (rest_at < last) & (filled == 0)
-                tl.store(grad_row + rest_at, nothing, mask=ragged)
-            # The target's own is set right when all are written, which spares a comparison an element. Summed
-            # so that a single class, whose share is all, gets exactly 0.
-            tl.debug_barrier()
-            g = exp(picked - top, False) * share - weight + smoothing * ((n_cols - 1.0) / n_cols) * weight
-            tl.store(grad_ptr + row * x_stride + target, g.to(grad_ptr.dtype.element_ty), mask=kept & real)
-        if AHEAD:
-            target = next_target
+    if GRADIENT:
+        grad_row = grad_ptr + base
+        weight = 1.0
+        if grad_weight_ptr is not None:
+            weight = tl.load(grad_weight_ptr + row * grad_weight_stride).to(tl.float32)
+        weight = tl.where(real, weight, float("nan"))
+        pull = 1.0 + 2.0 * z_weight * (top + tl.log(total))
+        share = tl.div_rn(pull * weight, total)
+        push = smoothing / n_cols * weight
+        # x log2(e) - top log2(e) in one instruction: what rounding the latter leaves out, known exactly,
+        # all powers owe alike.
+        top_2 = top * 1.4426950408889634
+        owed = share * tl.exp2(-tl.fma(top, 1.4426950408889634, -top_2))
+        for start in range(first, whole, BLOCK):
+            x = widened(tl.load(x_row + start + at, eviction_policy="evict_first"))
+            g = _gradient(x, top_2, owed, push).to(grad_ptr.dtype.element_ty)
+            tl.store(grad_row + start + at, g, eviction_policy="evict_first")
+        for start in range(whole, tail, BLOCK):
+            there = start + groups < tail
+            x = widened(tl.load(x_row + start + at, mask=there, eviction_policy="evict_first"))
+            g = _gradient(x, top_2, owed, push).to(grad_ptr.dtype.element_ty)
+            tl.store(grad_row + start + at, g, mask=there, eviction_policy="evict_first")
+        g = _gradient(ends, top_2, owed, push)
+        tl.store(grad_row + cols, g.to(grad_ptr.dtype.element_ty), mask=inside)
+        # Columns past the classes are written too, and all of a row that does not count.
+        last = shift + n_written
+        nothing = tl.zeros([EDGE // GROUP, GROUP], grad_ptr.dtype.element_ty)
+        for start in range(tl.where(stop < last, stop // GROUP * GROUP, last), last, EDGE):
+            rest = start + tl.arange(0, EDGE // GROUP)[:, None] * GROUP
+            rest_at = rest + tl.arange(0, GROUP)[None, :]
+            filled = (rest >= stop) & (rest + GROUP <= last)
+            tl.store(grad_row + rest_at, nothing, mask=filled)
+            ragged = (rest_at >= stop) & (rest_at < last) & (filled == 0)
+            tl.store(grad_row + rest_at, nothing, mask=ragged)
+        # The target's own is set right when all are written, which spares a comparison an element. Summed
+        # so that a single class, whose share is all, gets exactly 0.
+        tl.debug_barrier()
+        g = exp(picked - top, False) * share - weight + smoothing * ((n_cols - 1.0) / n_cols) * weight
+        tl.store(grad_ptr + row * x_stride + target, g.to(grad_ptr.dtype.element_ty), mask=kept & real)
 
 
 def launch_rows(
@@ -250,12 +227,10 @@ def launch_rows(
     # One wide store a thread.
     params["EDGE"] = min(params["BLOCK"], 32 * params["num_warps"] * group)
     per_row = grad_weight is not None and grad_weight.numel() > 1
-    # As many rows under way as the cache holds until their second sweep; without a limit, a program a row.
-    programs = min(n_rows, params.pop("programs_per_sm", n_rows) * sm_count(logits.device))
-    _cross_entropy_kernel[(programs,)](
+    _cross_entropy_kernel[(n_rows,)](
         logits, target, loss_weight, grad_weight, loss, lse, grad,
-        logits.stride(0), int(per_row), n_rows, n_cols, n_written,
+        logits.stride(0), int(per_row), n_cols, n_written,
         ignore_index, label_smoothing, z_loss,
         SMOOTH=label_smoothing != 0.0, KNOWN_LSE=loss is None, GRADIENT=grad is not None,
-        GROUP=group, AHEAD=programs < n_rows, **params,
+        GROUP=group, **params,
     )  # fmt: skip

@@ -20,7 +20,6 @@ from ._rows import (
     normalised,
     shares,
     store_tile,
-    streams,
     sum_partials,
     tile_mask,
 )
@@ -58,11 +57,9 @@ FORWARD = LaunchTable(
         ],
         # With 64 registers a thread a multiprocessor holds two such programs, and one loads while one counts.
         "sm_90": [
-            *_FORWARD[:3],
-            (1024, {"ROWS": 4, "num_warps": 4}),
-            *_FORWARD[4:],
-            (16384, {"ROWS": 1, "num_warps": 16, "maxnreg": 64}),
-            (None, {"ROWS": 1, "num_warps": 32}),
+            *_FORWARD,
+            (16384, {"ROWS": 1, "num_warps": 16, "JOIN": 1, "maxnreg": 64}),
+            (None, {"ROWS": 1, "num_warps": 32, "JOIN": 1}),
         ],
         "interpreter": [(256, {"ROWS": 4, "num_warps": 1}), (None, {"ROWS": 1, "num_warps": 1})],
     },
@@ -104,8 +101,7 @@ def _norm_forward_kernel(
     x_ptr, residual_ptr, seed_ptr, w_ptr, b_ptr, y_ptr, sum_ptr, stats_ptr, x_stride, residual_stride,
     n_rows, n_cols, eps, offset, scale,
     IS_RMS: tl.constexpr, ROUND: tl.constexpr, THRESHOLD: tl.constexpr,
-    FULL: tl.constexpr, STREAM: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, SHARES: tl.constexpr,
-    CHUNK: tl.constexpr,
+    FULL: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, SHARES: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     cols = tl.arange(0, BLOCK)
@@ -132,7 +128,7 @@ def _norm_forward_kernel(
         y *= widened(load_vector(w_ptr, cols, n_cols, FULL)) + offset
     if b_ptr is not None:
         y += widened(load_vector(b_ptr, cols, n_cols, FULL))
-    store_tile(y_ptr + row * n_cols + cols[None, :], y, mask, ROWS, FULL, STREAM)
+    store_tile(y_ptr + row * n_cols + cols[None, :], y, mask, ROWS, FULL)
 
 
 @triton.jit
@@ -236,13 +232,12 @@ def launch_forward(
     other = None if residual is None else as_rows(residual)
     block = max(next_power_of_2(n_cols), 8)
     params = dict(FORWARD.pick(block, x.device))
-    stream = streams(params.pop("STREAM", 0), y)
     shared = shares(params.pop("JOIN", 0), block, params["ROWS"], params["num_warps"], rows)
     _norm_forward_kernel[(cdiv(n_rows, params["ROWS"]),)](
         rows, other, seed, weight, bias, y, total, stats, rows.stride(0), _row_stride(other),
         n_rows, n_cols, eps, offset, keep_scale(p),
         IS_RMS=is_rms, ROUND=round_first, THRESHOLD=keep_threshold(p),
-        FULL=block == n_cols, STREAM=stream, BLOCK=block, **shared, **params,
+        FULL=block == n_cols, BLOCK=block, **shared, **params,
     )  # fmt: skip
     return y, total, stats
 

@@ -56,8 +56,8 @@ MAX_BLOCK = 8192
 
 #: Size: columns, rounded up to a power of two. 32 elements a thread, since this kernel is short of
 #: instructions rather than of bandwidth: vectors are unpacked, and reductions made, once for many elements.
-#: JOIN: warps that share a row wait for each other once. programs_per_sm: each takes many tiles, the next one
-#: on its way while one is worked on; without it a program takes one tile.
+#: STREAM: stores pass the cache by where it could not hold the result. JOIN: warps that share a row wait for
+#: each other once.
 FORWARD = LaunchTable(
     "bias_act_norm_forward",
     {
@@ -76,9 +76,9 @@ FORWARD = LaunchTable(
             (256, {"ROWS": 4, "num_warps": 1}),
             (512, {"ROWS": 2, "num_warps": 1}),
             (1024, {"ROWS": 1, "num_warps": 1}),
-            (2048, {"ROWS": 1, "num_warps": 2}),
-            (4096, {"ROWS": 1, "num_warps": 4, "STREAM": 1}),
-            (None, {"ROWS": 1, "num_warps": 8, "STREAM": 1}),
+            (2048, {"ROWS": 1, "num_warps": 2, "JOIN": 1}),
+            (4096, {"ROWS": 1, "num_warps": 4, "STREAM": 1, "JOIN": 1}),
+            (None, {"ROWS": 1, "num_warps": 8, "STREAM": 1, "JOIN": 1}),
         ],
         "interpreter": [(256, {"ROWS": 4, "num_warps": 1}), (None, {"ROWS": 1, "num_warps": 1})],
     },
@@ -101,8 +101,8 @@ BACKWARD = LaunchTable(
             (256, {"ROWS": 4, "num_warps": 4, "STAGES": 2, "programs_per_sm": 4}),
             (512, {"ROWS": 4, "num_warps": 4, "STAGES": 3, "programs_per_sm": 4}),
             (1024, {"ROWS": 2, "num_warps": 4, "STAGES": 3, "programs_per_sm": 3}),
-            (2048, {"ROWS": 1, "num_warps": 4, "STAGES": 3, "programs_per_sm": 3}),
-            (4096, {"ROWS": 1, "num_warps": 8, "STAGES": 4, "programs_per_sm": 1}),
+            (2048, {"ROWS": 2, "num_warps": 4, "STAGES": 3, "programs_per_sm": 2}),
+            (4096, {"ROWS": 2, "num_warps": 8, "STAGES": 3, "programs_per_sm": 1}),
             (None, {"ROWS": 1, "num_warps": 32, "STAGES": 2, "programs_per_sm": 1}),
         ],
         "interpreter": [
@@ -114,23 +114,16 @@ BACKWARD = LaunchTable(
 
 
 @triton.jit
-def _load_rows(
-    x_ptr, x_stride, tile, n_rows, n_cols, FULL: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr
-):
-    rows = tile * ROWS + tl.arange(0, ROWS)
-    cols = tl.arange(0, BLOCK)
-    mask = tile_mask(rows, cols, n_rows, n_cols, FULL)
-    return load_tile(x_ptr + rows.to(tl.int64)[:, None] * x_stride + cols[None, :], mask, ROWS, FULL)
-
-
-@triton.jit
-def _forward_tile(
-    x, tile, bias_ptr, w_ptr, c_ptr, y_ptr, stats_ptr, n_rows, n_cols, eps,
+def _bias_act_norm_forward_kernel(
+    x_ptr, bias_ptr, w_ptr, c_ptr, y_ptr, stats_ptr, x_stride, n_rows, n_cols, eps,
     ACT: tl.constexpr, ROUGH: tl.constexpr, FULL: tl.constexpr, STREAM: tl.constexpr, ROWS: tl.constexpr,
     BLOCK: tl.constexpr, SHARES: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    rows = tile * ROWS + tl.arange(0, ROWS)
+    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     cols = tl.arange(0, BLOCK)
+    mask = tile_mask(rows, cols, n_rows, n_cols, FULL)
+    row = rows.to(tl.int64)[:, None]
+    x = load_tile(x_ptr + row * x_stride + cols[None, :], mask, ROWS, FULL)
     u = widened(x) if bias_ptr is None else sum_as_eager(x, load_vector(bias_ptr, cols, n_cols, FULL))
     # Every activation maps 0 to 0, so that z is 0 beyond the columns.
     z = activation(u, ACT, ROUGH)
@@ -142,38 +135,7 @@ def _forward_tile(
         y *= widened(load_vector(w_ptr, cols, n_cols, FULL))
     if c_ptr is not None:
         y += widened(load_vector(c_ptr, cols, n_cols, FULL))
-    mask = tile_mask(rows, cols, n_rows, n_cols, FULL)
-    store_tile(
-        y_ptr + rows.to(tl.int64)[:, None] * n_cols + cols[None, :], y, mask, ROWS, FULL, STREAM
-    )  # fmt: skip
-
-
-@triton.jit
-def _bias_act_norm_forward_kernel(
-    x_ptr, bias_ptr, w_ptr, c_ptr, y_ptr, stats_ptr, x_stride, n_rows, n_cols, eps,
-    ACT: tl.constexpr, ROUGH: tl.constexpr, FULL: tl.constexpr, STREAM: tl.constexpr, ROWS: tl.constexpr,
-    BLOCK: tl.constexpr, SHARES: tl.constexpr, CHUNK: tl.constexpr, AHEAD: tl.constexpr,
-):  # fmt: skip
-    tile = tl.program_id(0)
-    x = _load_rows(x_ptr, x_stride, tile, n_rows, n_cols, FULL, ROWS, BLOCK)
-    if AHEAD:
-        # The next rows are on their way while these are worked on; after the last, the last once more.
-        tiles = tl.cdiv(n_rows, ROWS)
-        for this in range(tile, tiles, tl.num_programs(0)):
-            following = tl.minimum(this + tl.num_programs(0), tiles - 1)
-            coming = _load_rows(x_ptr, x_stride, following, n_rows, n_cols, FULL, ROWS, BLOCK)
-            # Past a barrier the assembler cannot put these loads off; the sums' own has one less for it.
-            tl.debug_barrier()
-            _forward_tile(
-                x, this, bias_ptr, w_ptr, c_ptr, y_ptr, stats_ptr, n_rows, n_cols, eps,
-                ACT, ROUGH, FULL, STREAM, ROWS, BLOCK, SHARES, CHUNK,
-            )  # fmt: skip
-            x = coming
-    else:
-        _forward_tile(
-            x, tile, bias_ptr, w_ptr, c_ptr, y_ptr, stats_ptr, n_rows, n_cols, eps,
-            ACT, ROUGH, FULL, STREAM, ROWS, BLOCK, SHARES, CHUNK,
-        )  # fmt: skip
+    store_tile(y_ptr + row * n_cols + cols[None, :], y, mask, ROWS, FULL, STREAM)
 
 
 @triton.jit
@@ -315,13 +277,10 @@ def _bias_act_norm(
     params = dict(FORWARD.pick(block, x.device))
     stream = streams(params.pop("STREAM", 0), y)
     shared = shares(params.pop("JOIN", 0), block, params["ROWS"], params["num_warps"], rows)
-    tiles = cdiv(n_rows, params["ROWS"])
-    # Without a limit, a program for each.
-    programs = min(tiles, params.pop("programs_per_sm", tiles) * sm_count(x.device))
-    _bias_act_norm_forward_kernel[(programs,)](
+    _bias_act_norm_forward_kernel[(cdiv(n_rows, params["ROWS"]),)](
         rows, bias, weight, shift, y, stats, rows.stride(0), n_rows, n_cols, eps,
         ACT=name, ROUGH=_rough(x, bias), FULL=block == n_cols, STREAM=stream, BLOCK=block,
-        AHEAD=programs < tiles, **shared, **params,
+        **shared, **params,
     )  # fmt: skip
     return y, stats
 

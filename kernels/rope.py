@@ -45,6 +45,10 @@ ROTATE = LaunchTable(
             (2048, {"TILE": 2048, "num_warps": 2}),
             (None, {"TILE": 4096, "num_warps": 4}),
         ],
+        "sm_90": [
+            (1024, {"TILE": 1024, "num_warps": 1, "SPREAD": 1}),
+            (None, {"TILE": 2048, "num_warps": 2, "SPREAD": 1}),
+        ],
         "interpreter": [(None, {"TILE": 64, "num_warps": 1})],
     },
 )

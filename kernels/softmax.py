@@ -26,7 +26,7 @@ from ._family import Family
 from ._launch import LaunchTable, cdiv, next_power_of_2
 from ._math import exp, exp_beside, reciprocal, widened
 from ._ops import autocast_dtype, operator
-from ._rows import shares, store_tile, streams
+from ._rows import shares, store_tile
 from ._triton import tl, triton
 
 FAMILY = Family(
@@ -37,8 +37,8 @@ FAMILY = Family(
 
 _WHOLE_ROW = 16384
 
-#: Size: columns. TILE: elements of a program that takes several short rows. STREAM: stores pass the cache by
-#: where it could not hold the result. JOIN: warps that share a row wait for each other once.
+#: Size: columns. TILE: elements of a program that takes several short rows. JOIN: warps that share a row wait
+#: for each other once.
 FORWARD = LaunchTable(
     "softmax_forward",
     {
@@ -48,11 +48,13 @@ FORWARD = LaunchTable(
             (_WHOLE_ROW, {"TILE": 1, "num_warps": 16}),
             (None, {"TILE": 8192, "num_warps": 16}),
         ],
+        # Over 1024 columns 32 scores a thread.
         "sm_90": [
             (1024, {"TILE": 1024, "num_warps": 2}),
-            (2048, {"TILE": 4096, "num_warps": 4}),
-            (4096, {"TILE": 4096, "num_warps": 8}),
-            (_WHOLE_ROW, {"TILE": 1, "num_warps": 16}),
+            (2048, {"TILE": 2048, "num_warps": 2, "JOIN": 1}),
+            (4096, {"TILE": 4096, "num_warps": 4, "JOIN": 1}),
+            (8192, {"TILE": 8192, "num_warps": 8, "JOIN": 1}),
+            (_WHOLE_ROW, {"TILE": 1, "num_warps": 16, "JOIN": 1}),
             (None, {"TILE": 8192, "num_warps": 16}),
         ],
         "interpreter": [(None, {"TILE": 2048, "num_warps": 1})],
@@ -63,6 +65,12 @@ BACKWARD = LaunchTable(
     {
         "default": [
             (2048, {"TILE": 2048, "num_warps": 4}),
+            (4096, {"TILE": 4096, "num_warps": 8}),
+            (_WHOLE_ROW, {"TILE": 1, "num_warps": 16}),
+            (None, {"TILE": 8192, "num_warps": 16}),
+        ],
+        "sm_90": [
+            (2048, {"TILE": 2048, "num_warps": 2}),
             (4096, {"TILE": 4096, "num_warps": 8}),
             (_WHOLE_ROW, {"TILE": 1, "num_warps": 16}),
             (None, {"TILE": 8192, "num_warps": 16}),
@@ -145,7 +153,7 @@ def _softmax_forward_kernel(
     x_ptr, mask_ptr, y_ptr, x_stride, n_rows, n_cols, scale, n_queries, diagonal,
     size_1, size_2, stride_0, stride_1, stride_2, stride_col,
     CAUSAL: tl.constexpr, BOOL: tl.constexpr, LOG: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
-    FULL: tl.constexpr, STREAM: tl.constexpr, SHARES: tl.constexpr, CHUNK: tl.constexpr,
+    FULL: tl.constexpr, SHARES: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
     cols = tl.arange(0, BLOCK)[None, :]
@@ -168,7 +176,7 @@ def _softmax_forward_kernel(
         total = _sum(e, 1, EXACT)[:, None]
         # One division a row is more exact than an approximate one an element, and fewer instructions.
         y = z - tl.log(total) if LOG else e * (tl.div_rn(1.0, total) if EXACT else reciprocal(total))
-    store_tile(y_ptr + row * n_cols + cols, y, (rows < n_rows) & (cols < n_cols), 1, FULL, STREAM)
+    store_tile(y_ptr + row * n_cols + cols, y, (rows < n_rows) & (cols < n_cols), 1, FULL)
 
 
 @triton.jit
@@ -225,7 +233,7 @@ def _gradient(dy, y, total, scale, BLOCKED: tl.constexpr, LOG: tl.constexpr, EXA
 def _softmax_backward_kernel(
     dy_ptr, y_ptr, dx_ptr, n_rows, n_cols, scale, n_queries, diagonal,
     CAUSAL: tl.constexpr, BLOCKED: tl.constexpr, LOG: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
-    FULL: tl.constexpr, STREAM: tl.constexpr,
+    FULL: tl.constexpr,
 ):  # fmt: skip
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
     cols = tl.arange(0, BLOCK)[None, :]
@@ -239,7 +247,7 @@ def _softmax_backward_kernel(
         dy = widened(tl.load(dy_ptr + where, mask=seen, other=0.0))
     total = tl.sum(_term(dy, y, LOG), axis=1)[:, None]
     dx = _gradient(dy, y, total, scale, BLOCKED, LOG, y_ptr.dtype.element_ty == tl.float32)
-    store_tile(dx_ptr + where, dx, (rows < n_rows) & (cols < n_cols), 1, FULL, STREAM)
+    store_tile(dx_ptr + where, dx, (rows < n_rows) & (cols < n_cols), 1, FULL)
 
 
 @triton.jit
@@ -270,13 +278,12 @@ def _plan(table: LaunchTable, x: Tensor, causal: bool) -> tuple[bool, int, dict[
     n_cols = x.shape[-1]
     n_rows = x.numel() // n_cols
     params = dict(table.pick(n_cols, x.device))
-    tile, stream = params.pop("TILE"), params.pop("STREAM", 0)
+    tile = params.pop("TILE")
     if n_cols > _WHOLE_ROW:
         return True, n_rows, params | {"BLOCK": tile, "ROWS": 1}
     block = max(next_power_of_2(n_cols), 8)
     rows = min(max(tile // block, 1), 64)
     params |= {"BLOCK": block, "ROWS": rows, "FULL": block == n_cols and n_rows % rows == 0 and not causal}
-    params["STREAM"] = streams(stream, x)
     return False, cdiv(n_rows, rows), params
 
 

@@ -1,18 +1,20 @@
-"""Tries launch parameters of the memory-bound kernels where they fall short, on this GPU, in about 70 seconds.
+"""Tries launch parameters of the memory-bound kernels, on this GPU, in about 45 seconds.
 
     python -m benchmarks.kernels.tune_rows [--budget-s 110] [--only TEXT] [--output FILE]
 
-Each trial is one case of a family and one launch table, with the row that it had and those that are predicted
-to be faster (docs/kernels.md says why). Trials are compiled side by side; a trial's rows are held to eager
-PyTorch's results and timed in turns. What is printed, fastest first, may go into the table under the
-architecture's name.
+Each trial is one case of a family and one launch table, with the row that it has for Hopper, those that came
+near it and, for sizes that have not been tried yet, the row before. Trials are compiled side by side; a
+trial's rows are held to eager PyTorch's results and timed in turns. What is printed, fastest first, may go
+into the table under the architecture's name.
 """
 
 from __future__ import annotations
 
 import argparse
+import datetime
 import json
 import multiprocessing
+import platform
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import triton
 from advisor.kernels._device import architecture
 from advisor.kernels._launch import LaunchTable, next_power_of_2
 from advisor.kernels.bench import run
@@ -42,10 +45,13 @@ class Trial:
     rows: Sequence[Row]
 
     def find(self) -> Case:
-        return next(c for c in run.cases(self.family, True, self.case) if _name(c) == self.case)
+        both = (case for quick in (True, False) for case in run.cases(self.family, quick, self.case))
+        return next(case for case in both if _name(case) == self.case)
 
     def size(self, case: Case) -> int:
-        return next_power_of_2(int(case.shape.split("x")[-1]))
+        """What the table goes by: columns, of rope a token's queries."""
+        *_, heads, last = case.shape.split("x")
+        return next_power_of_2(int(last) * (int(heads.split("/")[0]) if self.family == "rope" else 1))
 
 
 def _rows(keys: str, *values: tuple[int, ...]) -> list[Row]:
@@ -56,32 +62,23 @@ def _rows(keys: str, *values: tuple[int, ...]) -> list[Row]:
 
 WIDE_BACKWARD = "ROWS num_warps STAGES programs_per_sm SUMMED"
 BACKWARD = "ROWS num_warps STAGES programs_per_sm maxnreg"
-FORWARD = "ROWS num_warps STREAM JOIN programs_per_sm maxnreg"
-BIASED = _rows(
-    FORWARD,
-    (1, 4, 1), (1, 4, 1, 1), (1, 4, 1, 0, 4), (1, 4, 1, 1, 4), (1, 4, 1, 1, 5, 96), (1, 8, 1, 1),
-    (1, 8, 1, 1, 4, 64), (1, 2, 1, 1),
-)  # fmt: skip
-BIASED_BACKWARD = _rows(
-    BACKWARD,
-    (1, 8, 4, 1), (1, 8, 3, 2, 128), (1, 8, 2, 2, 128), (2, 8, 3, 1), (2, 16, 2, 1), (2, 16, 3, 1),
-)  # fmt: skip
-LOSS = _rows(
-    "BLOCK num_warps maxnreg programs_per_sm",
-    (8192, 8, 64), (8192, 8, 64, 4), (8192, 8), (4096, 8), (4096, 8, 0, 5), (4096, 4, 64), (4096, 4, 64, 8),
-    (8192, 16, 64, 2),
-)  # fmt: skip
-LOSS_AND_GRADIENT = _rows(
-    "BLOCK num_warps maxnreg programs_per_sm",
-    (8192, 16, 64), (8192, 16, 64, 2), (8192, 8), (8192, 8, 0, 2), (8192, 8, 80, 3), (16384, 16, 64),
-    (16384, 16, 0, 1),
-)  # fmt: skip
-CAUSAL = _rows("TILE num_warps", (2048, 4), (1024, 2), (1024, 1), (2048, 2))
-NARROW = _rows(FORWARD, (4, 4), (4, 4, 0, 1), (2, 2), (2, 2, 0, 1), (1, 1), (2, 4))
+FORWARD = "ROWS num_warps STREAM JOIN"
+BIASED = _rows(FORWARD, (1, 4, 1, 1), (1, 4, 1), (1, 8, 1, 1))
+BIASED_BACKWARD = _rows(BACKWARD, (2, 8, 3, 1), (2, 16, 3, 1), (1, 8, 4, 1))
+LOSS = _rows("BLOCK num_warps maxnreg", (4096, 4, 64), (4096, 8), (8192, 8, 64), (2048, 4), (2048, 2, 64))
+LOSS_AND_GRADIENT = _rows("BLOCK num_warps maxnreg", (8192, 16, 64), (16384, 16, 64), (8192, 8))
 
 TRIALS = [
     Trial("bias_act_norm", "bias_act_norm_forward", "bias_gelu_tanh_layer_norm 16384x4096 forward", BIASED),
     Trial("bias_act_norm", "bias_act_norm_forward", "bias_gelu_layer_norm 16384x4096 forward", BIASED),
+    Trial(
+        "bias_act_norm", "bias_act_norm_forward", "bias_gelu_tanh_layer_norm 32768x2048 forward",
+        _rows(FORWARD, (1, 2, 0, 1), (1, 2), (1, 2, 1, 1), (1, 1)),
+    ),
+    Trial(
+        "bias_act_norm", "bias_act_norm_forward", "bias_gelu_tanh_layer_norm 8192x8192 forward",
+        _rows(FORWARD, (1, 8, 1, 1), (1, 8, 1), (1, 16, 1, 1)),
+    ),
     Trial(
         "bias_act_norm", "bias_act_norm_backward", "bias_gelu_tanh_layer_norm 16384x4096 backward",
         BIASED_BACKWARD,
@@ -91,76 +88,89 @@ TRIALS = [
     ),
     Trial(
         "bias_act_norm", "bias_act_norm_backward", "bias_gelu_tanh_layer_norm 65536x1024 backward",
-        _rows(
-            BACKWARD,
-            (2, 4, 3, 3), (2, 4, 3, 4, 128), (1, 4, 3, 4), (1, 1, 3, 8), (1, 1, 2, 8), (1, 2, 3, 8, 128),
-        ),
+        _rows(BACKWARD, (2, 4, 3, 3), (2, 4, 3, 4, 128), (2, 2, 3, 4), (4, 4, 3, 2)),
+    ),
+    Trial(
+        "bias_act_norm", "bias_act_norm_backward", "bias_gelu_tanh_layer_norm 32768x2048 backward",
+        _rows(BACKWARD, (2, 4, 3, 2), (1, 4, 3, 3), (2, 8, 3, 2)),
     ),
     Trial("cross_entropy", "cross_entropy_loss", "cross_entropy 8192x50304 forward", LOSS),
     Trial(
         "cross_entropy", "cross_entropy_rows", "cross_entropy 8192x50304 forward+backward", LOSS_AND_GRADIENT
     ),
-    Trial("cross_entropy", "cross_entropy_loss", "cross_entropy 8192x50257 forward", LOSS[:4]),
+    Trial("cross_entropy", "cross_entropy_loss", "cross_entropy 8192x50257 forward", LOSS),
     Trial(
         "cross_entropy", "cross_entropy_rows", "cross_entropy 8192x50257 forward+backward", LOSS_AND_GRADIENT
     ),
     Trial(
         "norm", "norm_backward", "layer_norm 4096x16384 backward",
-        _rows(
-            WIDE_BACKWARD,
-            (1, 32, 3, 1, 1), (1, 16, 2, 1, 2), (1, 16, 3, 1, 2), (1, 8, 2, 1, 2), (1, 32, 2, 1, 1),
-        ),
+        _rows(WIDE_BACKWARD, (1, 32, 3, 1, 1), (1, 32, 2, 1, 1), (1, 16, 3, 1, 2)),
     ),
     Trial(
         "norm", "norm_backward", "rms_norm 4096x16384 backward",
-        _rows(WIDE_BACKWARD, (1, 32, 3, 1, 1), (1, 16, 2, 1, 2), (1, 32, 2, 1, 1), (1, 8, 2, 1, 2)),
+        _rows(WIDE_BACKWARD, (1, 32, 3, 1, 1), (1, 16, 2, 1, 2)),
     ),
     Trial(
         "norm", "norm_forward", "layer_norm 4096x16384 forward",
-        _rows(
-            "ROWS num_warps JOIN maxnreg", (1, 16, 0, 64), (1, 16, 1, 64), (1, 8, 0), (1, 8, 1), (1, 16, 1)
-        ),
+        _rows("ROWS num_warps JOIN maxnreg", (1, 16, 1, 64), (1, 16, 0, 64), (1, 8, 1)),
+    ),
+    Trial(
+        "norm", "norm_forward", "layer_norm 16384x8192 forward",
+        _rows("ROWS num_warps JOIN", (1, 8), (1, 8, 1), (1, 16)),
     ),
     Trial(
         "norm", "norm_forward", "layer_norm 16384x4096 forward",
-        _rows(FORWARD, (1, 8), (1, 8, 0, 1), (1, 4), (1, 4, 0, 1)),
+        _rows("ROWS num_warps JOIN", (1, 8), (1, 4), (1, 4, 1)),
     ),
-    Trial("norm", "norm_forward", "rms_norm 16384x4096 forward", _rows(FORWARD, (1, 8), (1, 4))),
-    Trial("norm", "norm_forward", "layer_norm 65536x1024 forward", NARROW),
+    Trial("norm", "norm_forward", "rms_norm 16384x4096 forward", _rows("ROWS num_warps", (1, 8), (1, 4))),
     Trial(
-        "norm", "norm_forward", "rms_norm 65536x1024 forward",
-        _rows(FORWARD, (4, 4), (2, 2), (1, 1), (2, 4)),
+        "norm", "norm_forward", "layer_norm 65536x1024 forward",
+        _rows("ROWS num_warps JOIN", (2, 4), (4, 4), (2, 2, 1)),
     ),
+    Trial("norm", "norm_forward", "rms_norm 65536x1024 forward", _rows("ROWS num_warps", (2, 4), (4, 4))),
     Trial(
         "bias_act_norm", "bias_act_norm_forward", "bias_gelu_tanh_layer_norm 65536x1024 forward",
-        _rows(FORWARD, (1, 1), (1, 1, 1), (1, 1, 0, 0, 20), (1, 1, 0, 0, 16), (1, 2, 0, 1), (2, 1)),
+        _rows(FORWARD, (1, 1), (1, 1, 1), (1, 2, 0, 1)),
     ),
     Trial(
         "softmax", "softmax_forward", "softmax 16384x4096 forward",
-        _rows("TILE num_warps STREAM JOIN", (4096, 8), (4096, 8, 0, 1), (4096, 4, 0, 1), (4096, 8, 1, 1)),
+        _rows("TILE num_warps JOIN", (4096, 4, 1), (4096, 8), (4096, 8, 1)),
     ),
     Trial(
         "softmax", "softmax_forward", "softmax 8192x16384 forward",
-        _rows("TILE num_warps JOIN maxnreg", (1, 16), (1, 16, 1), (1, 16, 1, 64), (1, 8, 1)),
+        _rows("TILE num_warps JOIN", (1, 16, 1), (1, 16), (1, 8, 1)),
+    ),
+    Trial(
+        "softmax", "softmax_forward", "softmax 32768x2048 forward",
+        _rows("TILE num_warps JOIN", (2048, 2, 1), (4096, 4), (2048, 4, 1)),
+    ),
+    Trial(
+        "softmax", "softmax_forward", "softmax 4096x8192 forward",
+        _rows("TILE num_warps JOIN", (8192, 8, 1), (1, 16), (1, 16, 1)),
     ),
     Trial(
         "rope", "rope", "rope 4x4096x32/8x128 forward",
-        _rows(
-            "TILE num_warps SPREAD",
-            (4096, 4), (2048, 4, 1), (2048, 2, 1), (1024, 2, 1), (1024, 1, 1), (4096, 4, 1),
-        ),
+        _rows("TILE num_warps SPREAD", (2048, 2, 1), (1024, 1, 1), (4096, 4)),
+    ),
+    Trial(
+        "rope", "rope", "rope 16x1024x12/12x64 forward",
+        _rows("TILE num_warps SPREAD", (1024, 1, 1), (2048, 2, 1), (1024, 1)),
     ),
     Trial(
         "activations", "activations_bias_backward", "bias_gelu_tanh 16384x4096 forward+backward",
-        _rows(
-            "ROWS BLOCK STAGES programs_per_sm num_warps",
-            (4, 512, 3, 6, 4), (8, 512, 3, 4, 4), (4, 1024, 3, 4, 8), (8, 512, 2, 6, 4), (4, 512, 2, 8, 4),
-        ),
+        _rows("ROWS BLOCK STAGES programs_per_sm num_warps", (4, 512, 3, 6, 4), (8, 512, 3, 4, 4)),
     ),
-    Trial("softmax", "softmax_backward", "softmax_causal 96x1024x1024 forward+backward", CAUSAL),
+    Trial(
+        "softmax", "softmax_backward", "softmax_causal 96x1024x1024 forward+backward",
+        _rows("TILE num_warps", (2048, 2), (1024, 2), (2048, 4)),
+    ),
     Trial(
         "softmax", "softmax_forward", "softmax_causal 96x1024x1024 forward",
-        _rows("TILE num_warps", (1024, 2), (1024, 1), (4096, 4)),
+        _rows("TILE num_warps JOIN", (1024, 2), (1024, 1), (1024, 2, 1)),
+    ),
+    Trial(
+        "softmax", "softmax_forward", "softmax_causal 64x2048x2048 forward",
+        _rows("TILE num_warps JOIN", (2048, 2, 1), (2048, 2), (4096, 4)),
     ),
 ]  # fmt: skip
 
@@ -239,6 +249,19 @@ def _ours(case: Case, given: Sequence[Any], call: Call) -> Call:
     return again
 
 
+def _machine() -> dict[str, Any]:
+    """Where and when this was timed."""
+    return {
+        "device": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda or torch.version.hip,
+        "triton": triton.__version__,
+        "python": platform.python_version(),
+        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "command": "python -m benchmarks.kernels.tune_rows",
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--budget-s", type=float, default=110.0, help="no trial begins after this")
@@ -262,14 +285,14 @@ def main() -> None:
         floor_ms = case.bytes / roof * 1e3
         print(f"{trial.case}: floor {floor_ms:.4f} ms", flush=True)
         for ms, apart, row in results:
-            notes = "  WRONG" * (apart > MOST_APART) + "  as it was" * (row == trial.rows[0])
+            notes = "  WRONG" * (apart > MOST_APART) + "  as it is" * (row == trial.rows[0])
             print(
                 f"  {ms:.4f} ms {floor_ms / ms:4.0%}  apart {apart:.1e}  ({trial.size(case)}, {row}),{notes}"
             )
             found.append({"case": trial.case, "table": trial.table, "ms": ms, "apart": apart, "row": row})
         torch.cuda.empty_cache()
     if args.output:
-        args.output.write_text(json.dumps(found, indent=1))
+        args.output.write_text(json.dumps({**_machine(), "copy_bytes_per_s": roof, "rows": found}, indent=1))
     print(f"{time.monotonic() - start:.0f} s")
 
 

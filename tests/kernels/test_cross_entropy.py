@@ -78,9 +78,9 @@ def test_a_gradient_written_in_the_forward_equals_one_computed_later(device, dty
 @pytest.mark.quick
 @pytest.mark.parametrize("early", [True, False])
 @pytest.mark.parametrize("classes", [1301, 1024, 7])
-def test_programs_that_take_several_rows_each_match_eager(device, monkeypatch, poisoned, early, classes):
-    # GIVEN no more programs than multiprocessors, and groups before and after a row's whole tiles
-    row = {"BLOCK": 512, "num_warps": 1, "programs_per_sm": 1}
+def test_rows_of_several_tiles_match_eager(device, monkeypatch, poisoned, early, classes):
+    # GIVEN groups before and after a row's whole tiles, no such groups, and no whole tile
+    row = {"BLOCK": 512, "num_warps": 1}
     for table in (_cross_entropy_rows.ROWS, _cross_entropy_rows.LOSS):
         monkeypatch.setattr(table, "rows", {"default": ((None, row),)})
     rows = 7 if device.type == "cpu" else 1001
