@@ -187,6 +187,8 @@ def launch_stream(
         params["ROWS"] = 16
         params.pop("maxnreg", None)
     params["ROWS"] = _rows(params["ROWS"], 1, n_out, 16, x.device)
+    if params.get("OVERLAP"):
+        params["launch_pdl"] = True
     _quant_stream._stream_kernel[(cdiv(n_out, params["ROWS"]),)](
         x, packed, scale, zero, bias, y, n_out, n_blocks, BITS=bits, GROUPS=groups,
         STEPS=cdiv(n_blocks, params["num_warps"] * params["AHEAD"]), **params,

@@ -125,6 +125,58 @@ if AVAILABLE:
         )  # fmt: skip
 
     @gluon.jit
+    def _words(at, mask, PAST_L1: gl.constexpr):
+        """Words of W, four neighbours a thread; undefined where masked.
+
+        Past the first cache, which no word is read from twice, and with 256 bytes asked of memory at a time.
+        """
+        if PAST_L1:
+            words = gl.inline_asm_elementwise(
+                "{ .reg .pred p; setp.ne.b32 p, $8, 0;"
+                " @p ld.global.L1::no_allocate.L2::256B.v4.b32 {$0, $1, $2, $3}, [$4]; }",
+                "=r,=r,=r,=r,l,l,l,l,r,r,r,r", [at, mask.to(gl.int32)], dtype=gl.int32, is_pure=False, pack=4,
+            )  # fmt: skip
+        else:
+            words = gl.load(at, mask=mask)
+        return words
+
+    @gluon.jit
+    def _fetch(at, mask, TOGETHER: gl.constexpr):
+        """Ask for what lies at the pointers as far as the L2 cache: a hint, no read.
+
+        `TOGETHER`, 1 or 4, neighbours of a thread lie within the 16 bytes that are asked for at once.
+        """
+        if TOGETHER == 4:
+            gl.inline_asm_elementwise(
+                "{ .reg .pred p; setp.ne.b32 p, $8, 0; @p prefetch.global.L2 [$4]; mov.b32 $0, 0; }",
+                "=r,=r,=r,=r,l,l,l,l,r,r,r,r", [at, mask.to(gl.int32)], dtype=gl.int32, is_pure=False, pack=4,
+            )  # fmt: skip
+        else:
+            gl.inline_asm_elementwise(
+                "{ .reg .pred p; setp.ne.b32 p, $2, 0; @p prefetch.global.L2 [$1]; mov.b32 $0, 0; }",
+                "=r,l,r", [at, mask.to(gl.int32)], dtype=gl.int32, is_pure=False, pack=1,
+            )  # fmt: skip
+
+    @gluon.jit
+    def _let_next_begin():
+        """The next kernel of the stream, if launched so, may take places that are free."""
+        gl.inline_asm_elementwise(
+            "griddepcontrol.launch_dependents; mov.b32 $0, 0;",
+            "=r",
+            [],
+            dtype=gl.int32,
+            is_pure=False,
+            pack=1,
+        )
+
+    @gluon.jit
+    def _await_previous():
+        """What the kernels before this one wrote is there."""
+        gl.inline_asm_elementwise(
+            "griddepcontrol.wait; mov.b32 $0, 0;", "=r", [], dtype=gl.int32, is_pure=False, pack=1
+        )
+
+    @gluon.jit
     def _groups(at, block, n_out, mask, GROUPS: gl.constexpr):
         """Scales or zero points of each group of a block."""
         found = ()
@@ -137,11 +189,13 @@ if AVAILABLE:
         x_ptr, packed_ptr, scale_ptr, zero_ptr, bias_ptr, y_ptr, n_out, n_blocks,
         BITS: gl.constexpr, GROUPS: gl.constexpr, ROWS: gl.constexpr, AHEAD: gl.constexpr,
         TOGETHER: gl.constexpr, STEPS: gl.constexpr, num_warps: gl.constexpr,
+        PAST_L1: gl.constexpr = 0, OVERLAP: gl.constexpr = 0,
     ):  # fmt: skip
         """`ROWS` rows of W a program; a warp takes `AHEAD` neighbouring blocks of them in each step.
 
         The next step's are loaded `TOGETHER` at a time, when as many of this one's are used: two of int4 make
-        a line of the cache.
+        a line of the cache. With `OVERLAP` the kernel is launched as a programmatic dependent: it begins
+        while the one before it ends, asks for its first words meanwhile, and reads nothing until then.
         """
         WARPS: gl.constexpr = num_warps
         ELEMENTS: gl.constexpr = 16 // BITS
@@ -166,9 +220,16 @@ if AVAILABLE:
         s_block = gl.arange(0, WARPS, layout=gl.SliceLayout(1, OF_ROW))[:, None] * AHEAD
         s_row = gl.minimum(first + gl.arange(0, ROWS, layout=gl.SliceLayout(0, OF_ROW)), n_out - 1)[None, :]
         s_at = (s_block * GROUPS).to(gl.int64) * n_out + s_row
+        if OVERLAP:
+            _let_next_begin()
+            for d in gl.static_range(AHEAD):
+                _fetch(w_at + d * WORDS, w_block + d < n_blocks, 4)
+                if BITS == 4:
+                    _fetch(scale_ptr + (s_at + d * GROUPS * n_out), s_block + d < n_blocks, 1)
+            _await_previous()
         ws, ss, zs = (), (), ()
         for d in gl.static_range(AHEAD):
-            ws = ws + (gl.load(w_at + d * WORDS, mask=w_block + d < n_blocks),)
+            ws = ws + (_words(w_at + d * WORDS, w_block + d < n_blocks, PAST_L1),)
             if BITS == 4:
                 exists = s_block + d < n_blocks
                 at = gl.to_tensor(d)
@@ -227,7 +288,7 @@ if AVAILABLE:
                         x_sum = gl.zeros([WARPS, ROWS, 8], gl.float32, SUMS)
                 # After the last use, so that they go to the same registers.
                 after = (step + 1) * (WARPS * AHEAD) + d
-                w_next = w_next + (gl.load(w_at + after * WORDS, mask=w_block + after < n_blocks),)
+                w_next = w_next + (_words(w_at + after * WORDS, w_block + after < n_blocks, PAST_L1),)
                 if BITS == 4:
                     exists = s_block + after < n_blocks
                     s_next = s_next + (_groups(scale_ptr + s_at, after, n_out, exists, GROUPS),)

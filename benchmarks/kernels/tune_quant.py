@@ -1,6 +1,7 @@
 """Times ways and launch parameters of the weight-only products on this GPU, in both clocks.
 
     python -m benchmarks.kernels.tune_quant [--rows 1 16] [--budget-s 90] [--output FILE]
+    python -m benchmarks.kernels.tune_quant --further             one row of int4: what may bring it nearer
 
 For each weight: every candidate row of the split kernel's table and, for one row of x, of the stream kernel's
 (`kernels/_quant_launch.py`), beside bf16's `F.linear` and PyTorch's packed product, all in turns. A
@@ -67,6 +68,14 @@ STREAM = [
 STREAM_INT8 = [
     (16, 2, 1, 4), (16, 2, 1, 8), (16, 1, 1, 8), (16, 2, 2, 8), (16, 2, 1, 16, 64), (32, 1, 1, 8, 128),
 ]  # fmt: skip
+#: Of the stream kernel, its row first: loads in smaller portions, more of them ahead. The last two numbers
+#: say whether they go past the first cache, and whether it starts while the kernel before it ends.
+FURTHER = [
+    (16, 4, 2, 4, 128, 0, 0), (16, 4, 1, 4, 128, 0, 0), (16, 8, 2, 4, 168, 0, 0), (16, 8, 1, 4, 168, 0, 0),
+    (16, 4, 2, 4, 128, 1, 0), (16, 4, 2, 4, 128, 0, 1), (16, 4, 1, 4, 128, 1, 1), (16, 8, 1, 4, 168, 1, 1),
+    (16, 4, 2, 8, 128, 0, 1),
+]  # fmt: skip
+FURTHER_WEIGHTS = [(8192, 8192, 4), (4096, 14336, 4)]
 #: Out, columns and bits; the last for the cost of a call with next to nothing to do.
 WEIGHTS = [(8192, 8192, 4), (4096, 14336, 4), (4096, 4096, 4), (8192, 8192, 8), (8192, 128, 4)]
 #: Enough sets that the cache holds none when its turn comes again.
@@ -129,6 +138,12 @@ def trials(rows: int, bits: int) -> list[Trial]:
         table, values = ("quant_stream_int8", STREAM_INT8) if bits == 8 else ("quant_stream", STREAM)
         found += [_trial(table, "ROWS AHEAD TOGETHER num_warps maxnreg", each) for each in values]
     return found
+
+
+def further() -> list[Trial]:
+    """The candidates of `FURTHER`."""
+    keys = "ROWS AHEAD TOGETHER num_warps maxnreg PAST_L1 OVERLAP"
+    return [_trial("quant_stream", keys, each) for each in FURTHER]
 
 
 def _trial(table: str, keys: str, values: Sequence[int]) -> Trial:
@@ -194,14 +209,16 @@ def right(candidates: Sequence[Trial], inputs: Given) -> Iterator[Trial]:
             print(f"  {trial}: WRONG by {error:.1e} of the result", flush=True)
 
 
-def timed(weight: tuple[int, int, int], rows: int, bytes_per_s: float) -> list[Timed]:
+def timed(
+    weight: tuple[int, int, int], rows: int, bytes_per_s: float, candidates: Sequence[Trial]
+) -> list[Timed]:
     """All that compete at one weight, the fastest in a row first."""
     inputs = given(*weight, rows)
     pairs = list(zip(inputs.xs, inputs.weights, strict=True))
     y = torch.empty_like(inputs.expected, dtype=torch.bfloat16)
     calls: dict[str, list[Call]] = {
         str(trial): [partial(launched, trial, x, w, y) for x, w in pairs]
-        for trial in right(trials(rows, weight[2]), inputs)
+        for trial in right(candidates, inputs)
     }
     for name, prepare in rivals(weight[2]).items():
         try:
@@ -230,30 +247,31 @@ def main() -> None:
     parser.add_argument("--budget-s", type=float, default=90.0, help="no weight begins after this")
     parser.add_argument("--jobs", type=int, default=14, help="processes that compile")
     parser.add_argument("--output", type=Path, help="JSON of all times")
+    parser.add_argument("--further", action="store_true", help="one row of int4, the candidates of FURTHER")
     args = parser.parse_args()
     start = time.monotonic()
-    tasks = [
-        (trial, rows, weight) for rows in args.rows for weight in WEIGHTS for trial in trials(rows, weight[2])
-    ]
+    asked = [(rows, weight, trials(rows, weight[2])) for rows in args.rows for weight in WEIGHTS]
+    if args.further:
+        asked = [(1, weight, further()) for weight in FURTHER_WEIGHTS]
+    tasks = [(trial, rows, weight) for rows, weight, candidates in asked for trial in candidates]
     with multiprocessing.get_context("spawn").Pool(args.jobs) as pool:
         for failure in filter(None, pool.imap_unordered(compiled, tasks)):
             print(f"  {failure}", flush=True)
     roof = copy_bandwidth()
     print(f"compiled after {time.monotonic() - start:.0f} s; copy {roof / 1e12:.2f} TB/s", flush=True)
     results: list[dict[str, Any]] = []
-    for rows in args.rows:
-        for weight in WEIGHTS:
-            if time.monotonic() - start > args.budget_s:
-                print(f"{rows} x {weight}: no time left", flush=True)
-                continue
-            print(f"{rows} row(s) of x, out, columns, bits {weight}: single, in a row", flush=True)
-            for entry in timed(weight, rows, roof):
-                results.append(asdict(entry))
-                single, row = f"{entry.ms:.4f} ({entry.share:4.0%})", f"{entry.in_a_row_ms:.4f}"
-                print(f"  {single}  {row} ({entry.in_a_row_share:4.0%})  {entry.name}", flush=True)
-            torch.cuda.empty_cache()
-            if args.output:
-                args.output.write_text(json.dumps(results, indent=1))
+    for rows, weight, candidates in asked:
+        if time.monotonic() - start > args.budget_s:
+            print(f"{rows} x {weight}: no time left", flush=True)
+            continue
+        print(f"{rows} row(s) of x, out, columns, bits {weight}: single, in a row", flush=True)
+        for entry in timed(weight, rows, roof, candidates):
+            results.append(asdict(entry))
+            single, row = f"{entry.ms:.4f} ({entry.share:4.0%})", f"{entry.in_a_row_ms:.4f}"
+            print(f"  {single}  {row} ({entry.in_a_row_share:4.0%})  {entry.name}", flush=True)
+        torch.cuda.empty_cache()
+        if args.output:
+            args.output.write_text(json.dumps(results, indent=1))
     print(f"{time.monotonic() - start:.0f} s", flush=True)
 
 

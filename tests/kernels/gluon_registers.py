@@ -157,7 +157,8 @@ class Kernel:
         self.function, self.language = function, language
 
     def __getitem__(self, grid):
-        def launch(*arguments, maxnreg=None, **constants):
+        def launch(*arguments, maxnreg=None, launch_pdl=False, **constants):
+            assert launch_pdl == bool(constants.get("OVERLAP"))
             given = [Address.to_tensor(x) if isinstance(x, torch.Tensor) else x for x in arguments]
             for program in range(grid[0]):
                 self.language.program = [program]
@@ -174,6 +175,8 @@ def install(monkeypatch, module):
     replaced = {
         "gl": language, "mma_v2": product, "centred_element": element, "_bits": bits,
         "_in_order": lambda x: None, "_barrier": lambda: None,
+        "_words": lambda at, mask, past_l1: load(at, mask), "_fetch": lambda at, mask, pack: None,
+        "_let_next_begin": lambda: None, "_await_previous": lambda: None,
         **dict.fromkeys(("_w_layout", "_x_layout", "_copy_layout"), lambda *sizes: None),
     }  # fmt: skip
     for name, given in list(vars(module).items()):

@@ -63,12 +63,18 @@ def test_scales_of_any_dtype_are_read_right(on_cpu, scale_dtype):
     _judge(torch.device("cpu"), (4, 64, False), 20, 300, torch.float16, scale_dtype)
 
 
-@pytest.mark.parametrize("row", [(16, 1, 1, 4), (16, 4, 2, 2), (32, 2, 1, 8)])
-@pytest.mark.parametrize("form", [(4, 128, True), (8, None, True)])
-def test_every_way_to_share_out_the_blocks_is_right(on_cpu, monkeypatch, row, form):
-    chosen = dict(zip(("ROWS", "AHEAD", "TOGETHER", "num_warps"), row, strict=True))
+def _only(monkeypatch, row):
+    chosen = dict(zip(("ROWS", "AHEAD", "TOGETHER", "num_warps", "PAST_L1", "OVERLAP"), row, strict=False))
     for table in (launches.STREAM, launches.STREAM_INT8):
         monkeypatch.setattr(table, "rows", {"default": ((None, chosen),)})
+
+
+@pytest.mark.parametrize(
+    "row", [(16, 1, 1, 4), (16, 4, 2, 2), (32, 2, 1, 8), (16, 8, 2, 2), (16, 4, 1, 4, 1, 1)]
+)
+@pytest.mark.parametrize("form", [(4, 128, True), (8, None, True)])
+def test_every_way_to_share_out_the_blocks_is_right(on_cpu, monkeypatch, row, form):
+    _only(monkeypatch, row)
     _judge(torch.device("cpu"), form, 50, 1500, torch.float16)
 
 
@@ -139,3 +145,44 @@ def test_it_is_bit_equal_from_run_to_run_on_a_gpu(device):
     x = torch.randn(1, 4096, device=device).bfloat16()
     first = _streamed(x, weight)
     assert all(torch.equal(first, _streamed(x, weight)) for _ in range(20))
+
+
+@pytest.mark.gpu
+@pytest.mark.quick
+@pytest.mark.parametrize("form", [(4, 128, True), (4, 32, False), (8, None, True)])
+def test_loads_past_the_first_cache_are_right_on_a_gpu(device, monkeypatch, form):
+    _only(monkeypatch, (16, 2, 1, 4, 1, 0))
+    _judge(device, form, 37, 4480, torch.bfloat16)
+
+
+@pytest.mark.gpu
+@pytest.mark.quick
+@pytest.mark.parametrize("graphed", [False, True])
+def test_a_start_while_the_kernel_before_ends_reads_what_that_wrote(device, monkeypatch, graphed):
+    # GIVEN products right after one another, each of the last one's result, that fit on the GPU side by side
+    given = [_quantize(torch.randn(2048, 2048, device=device) / 45.0, (4, 128, True)) for _ in range(4)]
+    weights = [(weight.packed, weight.scale.t().contiguous()) for weight in given]
+    ys = torch.full((33, 1, 2048), torch.nan, device=device, dtype=torch.bfloat16)
+
+    def chain():
+        for i in range(32):
+            packed, scale = weights[i % 4]
+            launches.launch_stream(ys[i], packed, scale, None, None, ys[i + 1], 4)
+
+    ys[0] = torch.randn(2048, device=device)
+    _only(monkeypatch, (16, 4, 2, 4, 0, 0))
+    chain()
+    expected = ys.clone()
+    ys[1:] = torch.nan
+    _only(monkeypatch, (16, 4, 2, 4, 0, 1))
+    chain()
+    if graphed:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            chain()
+        ys[1:] = torch.nan
+        graph.replay()
+    # THEN none began to read too early
+    assert expected.isfinite().all()
+    assert expected[-1].float().norm() > 1.0
+    assert torch.equal(ys, expected)
