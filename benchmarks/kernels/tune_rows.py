@@ -92,7 +92,7 @@ TRIALS = [
     ),
     Trial(
         "bias_act_norm", "bias_act_norm_backward", "bias_gelu_tanh_layer_norm 32768x2048 backward",
-        _rows(BACKWARD, (2, 4, 3, 2), (1, 4, 3, 3), (2, 8, 3, 2)),
+        _rows(BACKWARD, (2, 4, 3, 2), (1, 4, 3, 3), (2, 8, 3, 2, 128)),
     ),
     Trial("cross_entropy", "cross_entropy_loss", "cross_entropy 8192x50304 forward", LOSS),
     Trial(
