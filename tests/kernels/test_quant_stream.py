@@ -8,7 +8,7 @@ from advisor.kernels import quant_matmul as qm
 from advisor.kernels._triton import INTERPRETED
 
 from tests.kernels import gluon_registers
-from tests.kernels.checks import check, skip_unless_runnable
+from tests.kernels.checks import check
 
 pytestmark = pytest.mark.skipif(not stream.AVAILABLE, reason="this Triton has no Gluon")
 #: Bits, group size, symmetric.
@@ -22,6 +22,13 @@ def on_cpu(monkeypatch):
     if not INTERPRETED:
         pytest.skip("kernels are compiled in this process: set TRITON_INTERPRET=1")
     gluon_registers.install(monkeypatch, stream)
+
+
+@pytest.fixture
+def gpu(device):
+    if device.type != "cuda":
+        pytest.skip("no interpreter runs Gluon")
+    return device
 
 
 def _quantize(weight, form, scale_dtype=None):
@@ -133,16 +140,15 @@ def test_the_product_takes_it_up_to_its_limit(on_cpu, monkeypatch, limit, taken)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.parametrize(("out", "columns"), [*SIZES, (4096, 14336)])
-def test_a_row_is_right_on_a_gpu(device, form, out, columns, dtype):
-    skip_unless_runnable(device, dtype)
-    _judge(device, form, out, columns, dtype)
+def test_a_row_is_right_on_a_gpu(gpu, form, out, columns, dtype):
+    _judge(gpu, form, out, columns, dtype)
 
 
 @pytest.mark.gpu
 @pytest.mark.quick
-def test_it_is_bit_equal_from_run_to_run_on_a_gpu(device):
-    weight = _quantize(torch.randn(4096, 4096, device=device), (4, 128, True), torch.bfloat16)
-    x = torch.randn(1, 4096, device=device).bfloat16()
+def test_it_is_bit_equal_from_run_to_run_on_a_gpu(gpu):
+    weight = _quantize(torch.randn(4096, 4096, device=gpu), (4, 128, True), torch.bfloat16)
+    x = torch.randn(1, 4096, device=gpu).bfloat16()
     first = _streamed(x, weight)
     assert all(torch.equal(first, _streamed(x, weight)) for _ in range(20))
 
@@ -150,26 +156,26 @@ def test_it_is_bit_equal_from_run_to_run_on_a_gpu(device):
 @pytest.mark.gpu
 @pytest.mark.quick
 @pytest.mark.parametrize("form", [(4, 128, True), (4, 32, False), (8, None, True)])
-def test_loads_past_the_first_cache_are_right_on_a_gpu(device, monkeypatch, form):
+def test_loads_past_the_first_cache_are_right_on_a_gpu(gpu, monkeypatch, form):
     _only(monkeypatch, (16, 2, 1, 4, 1, 0))
-    _judge(device, form, 37, 4480, torch.bfloat16)
+    _judge(gpu, form, 37, 4480, torch.bfloat16)
 
 
 @pytest.mark.gpu
 @pytest.mark.quick
 @pytest.mark.parametrize("graphed", [False, True])
-def test_a_start_while_the_kernel_before_ends_reads_what_that_wrote(device, monkeypatch, graphed):
+def test_a_start_while_the_kernel_before_ends_reads_what_that_wrote(gpu, monkeypatch, graphed):
     # GIVEN products right after one another, each of the last one's result, that fit on the GPU side by side
-    given = [_quantize(torch.randn(2048, 2048, device=device) / 45.0, (4, 128, True)) for _ in range(4)]
+    given = [_quantize(torch.randn(2048, 2048, device=gpu) / 45.0, (4, 128, True)) for _ in range(4)]
     weights = [(weight.packed, weight.scale.t().contiguous()) for weight in given]
-    ys = torch.full((33, 1, 2048), torch.nan, device=device, dtype=torch.bfloat16)
+    ys = torch.full((33, 1, 2048), torch.nan, device=gpu, dtype=torch.bfloat16)
 
     def chain():
         for i in range(32):
             packed, scale = weights[i % 4]
             launches.launch_stream(ys[i], packed, scale, None, None, ys[i + 1], 4)
 
-    ys[0] = torch.randn(2048, device=device)
+    ys[0] = torch.randn(2048, device=gpu)
     _only(monkeypatch, (16, 4, 2, 4, 0, 0))
     chain()
     expected = ys.clone()
