@@ -94,6 +94,10 @@ TRIALS = [
         "bias_act_norm", "bias_act_norm_backward", "bias_gelu_tanh_layer_norm 32768x2048 backward",
         _rows(BACKWARD, (2, 4, 3, 2), (1, 4, 3, 3), (2, 8, 3, 2, 128)),
     ),
+    Trial(
+        "bias_act_norm", "bias_act_norm_backward", "bias_gelu_tanh_layer_norm 8192x8192 backward",
+        _rows(BACKWARD, (1, 32, 2, 1), (1, 32, 3, 1), (1, 16, 2, 1)),
+    ),
     Trial("cross_entropy", "cross_entropy_loss", "cross_entropy 8192x50304 forward", LOSS),
     Trial(
         "cross_entropy", "cross_entropy_rows", "cross_entropy 8192x50304 forward+backward", LOSS_AND_GRADIENT
