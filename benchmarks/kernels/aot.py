@@ -98,7 +98,7 @@ def pretend(capability: int, sm_count: int) -> None:
 
     _ops.device_reasons = lambda *tensors: []
     _device.device_reasons = lambda *tensors: []
-    _launch.architecture = lambda device: f"sm_{capability}"
+    _launch.architecture = _device.architecture = lambda device: f"sm_{capability}"
     _device._INTERPRETED_SM_COUNT = sm_count
 
 
