@@ -114,10 +114,15 @@ if AVAILABLE:
             bits = load_bias(words, col, n_k, 1, raw_layout)[:, None]
         mbarrier.wait(ready.index(at), (count // STAGES) & 1)
         queries, grads = rows_of(q_tiles, at), rows_of(g_tiles, at)
+        # Sums start from -delta, which then takes no registers of its own. The compiler would move a plain
+        # difference behind the first product, and then have the second wait for its end.
+        dp = gl.inline_asm_elementwise(
+            "sub.f32 $0, $1, $2;", "=f,f,f",
+            [gl.zeros([M, BLOCK], gl.float32, raw_layout), row_delta[None, :]],
+            dtype=gl.float32, is_pure=False, pack=1,
+        )  # fmt: skip
         raw = gl.zeros([M, BLOCK], gl.float32, raw_layout)
         raw = warpgroup_mma(keys, queries.permute((1, 0)), raw, use_acc=False, is_async=True)
-        # Sums start from -delta, which then takes no registers of its own.
-        dp = gl.zeros([M, BLOCK], gl.float32, raw_layout) - row_delta[None, :]
         dp = warpgroup_mma(values, grads.permute((1, 0)), dp, is_async=True)
         raw = warpgroup_mma_wait(num_outstanding=1, deps=(raw,))
         numbers = bits

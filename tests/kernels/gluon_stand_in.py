@@ -193,6 +193,9 @@ def _store(pointer, value, mask):
     pointer.storage[at[mask]] = value[mask].to(pointer.storage.dtype)
 
 
+_INSTRUCTIONS = {"sub.f32 $0, $1, $2;": torch.sub}
+
+
 class _Language:
     constexpr = None
     float32, int64 = torch.float32, torch.int64
@@ -211,6 +214,7 @@ class _Language:
     full = staticmethod(lambda shape, value, dtype, layout: block(torch.full(shape, value, dtype=dtype)))
     zeros = staticmethod(lambda shape, dtype, layout: block(torch.zeros(shape, dtype=dtype)))
     convert_layout = staticmethod(lambda x, layout: x)
+    inline_asm_elementwise = staticmethod(lambda asm, of, x, **rest: _INSTRUCTIONS[asm](*x))
     load, store = staticmethod(_load), staticmethod(_store)
     allocate_shared_memory = staticmethod(_allocate)
     warp_specialize = staticmethod(warp_specialize)
