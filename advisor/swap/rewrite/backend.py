@@ -27,12 +27,12 @@ from . import casts, checkpointing
 from .collect import Collector, fitting
 from .constants import Proof
 from .edit import copy_of, original_of, replaced
-from .facts import Facts, Refusal
+from .facts import Facts, Refusal, transformed
 from .held import hold
 from .match import Found, find
 from .ops import forget
 from .record import Recorder
-from .replay import Replayer, drawn_on_cpu
+from .replay import Replayer, drawn, drawn_on_cpu
 from .sites import Key, key_of, site_of
 
 log = logging.getLogger(__name__)
@@ -350,7 +350,8 @@ class Traced:
     ) -> _Level:
         facts = Facts(gm, given)
         self._writes = self._writes or any(facts.written(n) for n in gm.graph.nodes if n.op == "placeholder")
-        found = find(facts)
+        within = transformed(gm.graph.nodes)
+        found = [f for f in find(facts) if not f.interior & within]
         keys = [key_of(f, facts) for f in found]
         proofs = {
             f: [Proof.about(indices[n], inputs[indices[n]]) for n in f.match.proofs if n in indices]
@@ -391,9 +392,17 @@ class Traced:
         recorder = self._rewriter.recorder
         if recorder is None or not self._rewriter.active() or self._writes or self._works_on_the_host():
             return
-        # A part of the step in which nothing is replaced waits for the host like the others.
-        self.replayer = Replayer(self._rewritten or self._plain, recorder())
+        # A part of the step in which nothing is replaced waits for the host like the others. What draws
+        # random numbers draws others where something is replaced.
+        original = None if self._rewritten is None or self._is_random() else self._plain
+        self.replayer = Replayer(self._rewritten or self._plain, recorder(), original, self._found_at_fault)
         self._rewritten = self.replayer
+
+    def _is_random(self) -> bool:
+        return any(drawn(n) for n in self._gm.graph.nodes)
+
+    def _found_at_fault(self, why: str) -> None:
+        self._rewriter.failure = f"a check found what it computes to be something else, {why}"
 
     def _works_on_the_host(self) -> bool:
         """Whether it does on the host what a recording does not hold: checkpoints, numbers drawn there."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from .constants import Constants
+from .constants import Constants, kept_by_module
 from .ops import forget, function_name, is_op, read
 
 #: Results that may share memory with their first argument.
@@ -263,8 +263,34 @@ def module_path(node: Node) -> str:
         return ""
     path = str(stack[-1][0])
     path = re.sub(r"^L\['\w+'\]|^self\b", "", path)
+    # Under DDP, Lightning puts a method in place of the module's own, through which Dynamo then sees it.
+    path = path.replace("forward.__self__.", "")
     path = re.sub(r"_modules\['([^']*)'\]|\['?([^'\]]*)'?\]", r".\1\2", path)
     return re.sub(r"\.+", ".", path).strip(".")
+
+
+def hangs_on_data(node: Node) -> bool:
+    """Whether a value may be another in the next batch: it hangs on more than modules keep."""
+    todo, seen = [node], {node}
+    while todo:
+        here = todo.pop()
+        if here.op == "placeholder" and not kept_by_module(here):
+            return True
+        fresh = [n for n in here.all_input_nodes if n not in seen]
+        seen.update(fresh)
+        todo += fresh
+    return False
+
+
+def transformed(nodes: Iterable[Node]) -> set[Node]:
+    """Those that run within a transform of torch.func, whose tensors are not what they seem."""
+    depth, found = 0, set()
+    for node in nodes:
+        name = function_name(node.target) if node.op == "call_function" else ""
+        depth += name.endswith("_increment_nesting") - name.endswith("_decrement_nesting")
+        if depth > 0:
+            found.add(node)
+    return found
 
 
 def same_value(a: Any, b: Any) -> bool:

@@ -3,10 +3,13 @@
 The first call runs as it is, and tells which arguments stay the same objects (parameters, buffers). The
 second is recorded on copies of the others. The third, on the next batch's values, is held against the graph
 as it is. From the fourth on it is replayed, as long as a call is like the recorded one and no other is
-waiting for its backward; any other call runs as it is.
+waiting for its backward; any other call runs as it is. Again and again, ever more rarely, a call is held
+against the graph as it is once more, and against the one that nothing was replaced in: what was recorded must
+go on to see the parameters that the optimizer makes of those it was recorded with.
 
-Outputs are copies. Gradients are the recorded graph's own memory, which the next backward writes over: a
-parameter that still has its gradient then is given a copy of it first.
+Outputs are copies. Gradients are the recorded graph's own memory, which the next call writes over, in its
+forward too. A parameter that still has one then gets a copy of it, unless the loop was seen to let go of such
+before the backward, as most do.
 """
 
 from __future__ import annotations
@@ -35,6 +38,11 @@ log = logging.getLogger(__name__)
 #: By how much results may differ from those of the graph as it is, relative, for kernels that sum in any
 #: order; and, of gradients, relative to all of them together.
 _TOLERANCE, _OF_ALL = 2e-2, 1e-4
+#: And those of the graph with what was replaced in it, as far apart as 16-bit arithmetic may take them.
+_REWRITTEN, _REWRITTEN_OF_ALL = 0.2, 5e-3
+#: Replays before which a call is checked: before each block of a comparison of whole steps begins to be timed
+#: (see `advisor.capture.swapping.steps`), once it is over, and at powers of two from the last of these on.
+_CHECKED = (1, 2, 13, 25, 64)
 #: Calls in a row unlike the recorded one, after which the recording is dropped.
 _PATIENCE = 50
 
@@ -68,6 +76,9 @@ class Recording:
         self._given: list[Tensor] = []
         self._open: weakref.ref[_Open] | None = None
         self._turn = 0
+        #: Whether the loop lets go of gradients between forward and backward; None while that is not known.
+        self._lets_go: bool | None = None
+        self._had = False
         _refuse_others(self._static)
         wants = [self._static[i] for i in self._wants]
 
@@ -80,6 +91,7 @@ class Recording:
         def both() -> None:
             outputs = forward()
             _refuse_aliases(outputs, self._static)
+            _refuse_other_leaves(outputs, wants)
             self._differentiable = [o is not None and o.requires_grad for o in outputs]
             self._given = [torch.ones_like(o) for o in _ends(outputs)]
             backward(outputs)
@@ -131,26 +143,58 @@ class Recording:
 
     def forward(self, args: Sequence[Any]) -> list[Tensor | None]:
         """The outputs, in memory of their own."""
+        self._had = any(leaf is not None and leaf.grad is not None for leaf, _ in self._leaves)
+        if not self._lets_go:
+            self._move_gradients()
+        return self._run_forward(args)
+
+    def backward(self, gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
+        """The gradients of all arguments that want one, in memory that the next call writes over.
+
+        Raises:
+            RuntimeError: the loop keeps gradients that it was relied on to let go of.
+        """
+        if self._lets_go and any(_is(leaf, mine) for leaf, mine in self._leaves):
+            raise RuntimeError(
+                "a step that was replayed has written over gradients that parameters still have, where the "
+                "loop let go of them before. ADVISOR_SWAP_REPLAY=0 in the environment leaves it unreplayed"
+            )
+        held = any(leaf is not None and leaf.grad is not None for leaf, _ in self._leaves)
+        if self._had:
+            self._lets_go = not held
+        self._run_backward(gradients)
+        # A parameter takes what it is given for its own, where it has no gradient yet.
+        return [None if g is None else g.clone() if held else g.detach() for g in self._gradients]
+
+    def results(
+        self, args: Sequence[Any], gradients: Sequence[Tensor | None]
+    ) -> tuple[list[Tensor | None], list[Tensor | None]]:
+        """Outputs and gradients for a check, which the loop sees nothing of."""
+        self._move_gradients()
+        outputs = self._run_forward(args)
+        self._run_backward(gradients)
+        return outputs, self._gradients
+
+    def _run_forward(self, args: Sequence[Any]) -> list[Tensor | None]:
         for i in self._copies:
             self._static[i].copy_(args[i])
         self._forward()
         return [None if o is None else o.clone() for o in self._outputs]
 
-    def backward(self, gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
-        """The gradients of all arguments that want one, in memory that the next backward writes over."""
+    def _run_backward(self, gradients: Sequence[Tensor | None]) -> None:
         theirs = (g for g, wants in zip(gradients, self._differentiable, strict=True) if wants)
         for static, g in zip(self._given, theirs, strict=True):
             if g is None:
                 static.zero_()
             else:
                 static.copy_(g)
-        for leaf, mine in self._leaves:
-            if leaf is None or mine is None or leaf.grad is None:
-                continue
-            if leaf.grad.data_ptr() == mine.data_ptr():
-                leaf.grad = leaf.grad.clone()
         self._backward()
-        return [None if g is None else g.detach() for g in self._gradients]
+
+    def _move_gradients(self) -> None:
+        """Give each parameter that has a gradient in our memory a copy of it, before that is written over."""
+        for leaf, mine in self._leaves:
+            if leaf is not None and _is(leaf, mine):
+                leaf.grad = leaf.grad.clone()
 
     def opened(self) -> _Open:
         """Note that a call waits for its backward as long as what is handed out lives."""
@@ -205,10 +249,20 @@ class Replayer:
     Args:
         call: takes tensors and other values, gives a tuple of tensors and None; it writes to none of them.
         recorder: records.
+        original: does what `call` is to do, other kernels within; None where that can't be compared.
+        at_fault: told why `call`, or what was recorded of it, does something else.
     """
 
-    def __init__(self, call: Call, recorder: Recorder) -> None:
+    def __init__(
+        self,
+        call: Call,
+        recorder: Recorder,
+        original: Call | None = None,
+        at_fault: Callable[[str], None] = lambda why: None,
+    ) -> None:
         self._call, self._recorder = call, recorder
+        self._original, self._at_fault = original, at_fault
+        self._replays = 0
         #: Why it is not replayed, in one line; empty where it is, or may be.
         self.refused = ""
         self.proven = False
@@ -225,7 +279,10 @@ class Replayer:
         try:
             ready = self._ready(args)
         except Exception as error:  # noqa: BLE001  what cannot be recorded runs as it is
-            self._drop(str(error) if isinstance(error, Unrecordable) else f"{type(error).__name__}: {error}")
+            why = str(error) if isinstance(error, Unrecordable) else f"{type(error).__name__}: {error}"
+            self._drop(why)
+            if isinstance(error, _Differs) and (self._replays or error.rewritten):
+                self._at_fault(f"after {self._replays} replays: {why}" if self._replays else why)
             ready = False
         if not ready:
             return self._call(*args)
@@ -257,6 +314,9 @@ class Replayer:
             self._prove(self._recording, args)
             self.proven = True
             return False
+        if _is_due(self._replays + 1):
+            self._prove(self._recording, args)
+        self._replays += 1
         return True
 
     def _first(self, args: Sequence[Any]) -> Any:
@@ -275,20 +335,30 @@ class Replayer:
 
     def _prove(self, recording: Recording, args: Sequence[Any]) -> None:
         devices = {a.device for a in args if isinstance(a, Tensor)}
-        own = [_static(a, True) for a in args]
-        with kept_state(devices), torch.enable_grad():
-            outputs = _outputs(self._call(*own))
-            given = [torch.ones_like(o) for o in _ends(outputs)]
-            wants = [a for a in own if isinstance(a, Tensor) and a.requires_grad]
-            expected = differentiated(_ends(outputs), wants, given)
+        outputs, expected = self._results(self._call, args)
+        given = [torch.ones_like(o) if o is not None and o.requires_grad else None for o in outputs]
+        if self._original is not None:
+            # Written out, it takes more memory than the loop may have left.
+            with suppress(torch.OutOfMemoryError):
+                theirs = self._results(self._original, args)
+                _rewritten_alike("output", outputs, theirs[0])
+                _rewritten_alike("gradient", expected, theirs[1])
+                del theirs
         with kept_state(devices), torch.no_grad():
-            mine = recording.forward(args)
-            supply = iter(given)
-            gradients = recording.backward(
-                [next(supply) if o is not None and o.requires_grad else None for o in outputs]
-            )
+            mine, gradients = recording.results(args, given)
         _alike("output", mine, [None if o is None else o.detach() for o in outputs])
         _alike("gradient", gradients, expected)
+
+    @staticmethod
+    def _results(call: Call, args: Sequence[Any]) -> tuple[list[Tensor | None], list[Tensor | None]]:
+        """What a call gives, and the gradients of what is differentiated, on leaves of its own."""
+        devices = {a.device for a in args if isinstance(a, Tensor)}
+        own = [_static(a, True) for a in args]
+        with kept_state(devices), torch.enable_grad():
+            outputs = _outputs(call(*own))
+            given = [torch.ones_like(o) for o in _ends(outputs)]
+            wants = [a for a in own if isinstance(a, Tensor) and a.requires_grad]
+            return outputs, differentiated(_ends(outputs), wants, given)
 
     def _drop(self, why: str) -> None:
         log.debug("a graph of the step is not replayed: %s", why, exc_info=True)
@@ -302,11 +372,16 @@ class Replayer:
         self._recorder.close()
 
 
+def drawn(node: Node) -> bool:
+    """Whether a node draws random numbers."""
+    named = function_name(node.target) if callable(node.target) else str(node.target)
+    return named.strip("_").startswith(_RANDOM)
+
+
 def drawn_on_cpu(node: Node) -> bool:
     """Whether a node draws random numbers on the host, which a recording would hold for good."""
     value = fake(node)
-    named = function_name(node.target) if callable(node.target) else str(node.target)
-    return value is not None and value.device.type == "cpu" and named.strip("_").startswith(_RANDOM)
+    return value is not None and value.device.type == "cpu" and drawn(node)
 
 
 def _static(value: Any, keep: bool) -> Any:
@@ -314,6 +389,13 @@ def _static(value: Any, keep: bool) -> Any:
     if not isinstance(value, Tensor):
         return value
     return value.detach().requires_grad_(value.requires_grad) if keep else copied(value)
+
+
+def _is(leaf: Tensor | None, mine: Tensor | None) -> bool:
+    """Whether a parameter's gradient lies in the memory of this one."""
+    if leaf is None or mine is None or leaf.grad is None:
+        return False
+    return leaf.grad.data_ptr() == mine.data_ptr()
 
 
 def _refuse_others(values: Sequence[Any]) -> None:
@@ -342,6 +424,24 @@ def _refuse_aliases(outputs: Sequence[Tensor | None], values: Sequence[Any]) -> 
         raise Unrecordable("it gives back what it is given")
 
 
+def _refuse_other_leaves(outputs: Sequence[Tensor | None], wants: Sequence[Any]) -> None:
+    """A parameter that the call holds, and is not given, would get no gradient from a recording."""
+    known = {id(t) for t in wants}
+    todo = [o.grad_fn for o in _ends(outputs)]
+    seen = set(todo)
+    while todo:
+        node = todo.pop()
+        leaf = getattr(node, "variable", None)
+        if leaf is not None and id(leaf) not in known:
+            raise Unrecordable(
+                f"it differentiates a tensor of shape {tuple(leaf.shape)} that it is not given"
+            )
+        for after, _ in getattr(node, "next_functions", ()):
+            if after is not None and after not in seen:
+                seen.add(after)
+                todo.append(after)
+
+
 def _ends(outputs: Sequence[Tensor | None]) -> list[Tensor]:
     return [o for o in outputs if o is not None and o.requires_grad]
 
@@ -351,17 +451,44 @@ def _autocast(args: Sequence[Any]) -> torch.dtype | None:
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
 
 
-def _alike(what: str, mine: Sequence[Tensor | None], expected: Sequence[Tensor | None]) -> None:
+class _Differs(Unrecordable):
+    """Results are not what they must be; `rewritten` says of what."""
+
+    rewritten = False
+
+
+def _is_due(replay: int) -> bool:
+    """Whether the replay of this number, from 1 on, waits for a check."""
+    return replay in _CHECKED or (replay > _CHECKED[-1] and replay & (replay - 1) == 0)
+
+
+def _rewritten_alike(what: str, mine: Sequence[Tensor | None], theirs: Sequence[Tensor | None]) -> None:
+    try:
+        _alike(what, mine, theirs, _REWRITTEN, _REWRITTEN_OF_ALL, "with what was replaced in it")
+    except _Differs as error:
+        error.rewritten = True
+        raise
+
+
+def _alike(
+    what: str,
+    mine: Sequence[Tensor | None],
+    expected: Sequence[Tensor | None],
+    relative: float = _TOLERANCE,
+    of_all: float = _OF_ALL,
+    how: str = "replayed",
+) -> None:
     pairs = list(zip(mine, expected, strict=True))
     if any((a is None) != (b is None) for a, b in pairs):
-        raise Unrecordable(f"replayed, it has {what}s where it has none, or the other way round")
+        raise _Differs(f"{how}, it has {what}s where it has none, or the other way round")
     floats = [(a, b) for a, b in pairs if a is not None and b is not None and b.is_floating_point()]
     if not floats:
         return
-    sizes = torch.stack([b.float().norm() for _, b in floats])
-    off = torch.stack([(a.float() - b.float()).norm() for a, b in floats])
-    allowed = _TOLERANCE * sizes + _OF_ALL * sizes.square().sum().sqrt()
-    # Not "off > allowed": NaN must not pass.
-    if not bool((off <= allowed).all()):
-        worst = float((off / sizes.clamp_min(1e-30)).max())
-        raise Unrecordable(f"replayed, its {what}s are not the same (off by {worst:.1e})")
+    with torch.no_grad():
+        sizes = torch.stack([b.float().norm() for _, b in floats])
+        off = torch.stack([(a.float() - b.float()).norm() for a, b in floats])
+        allowed = relative * sizes + of_all * sizes.square().sum().sqrt()
+        # Not "off > allowed": NaN must not pass.
+        if not bool((off <= allowed).all()):
+            worst = float((off / sizes.clamp_min(1e-30)).max())
+            raise _Differs(f"{how}, its {what}s are not the same (off by {worst:.1e})")

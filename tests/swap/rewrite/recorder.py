@@ -11,7 +11,10 @@ from advisor.swap.rewrite.record import Recorded
 
 
 class OnCpu:
-    """Does again what was recorded, into the same memory, as a CUDA graph does."""
+    """Does again what was recorded, into the same memory, as a CUDA graph does.
+
+    Gradients lie where the forward computes, as they do in a pool of memory: it writes over them.
+    """
 
     held_bytes = 0
 
@@ -39,6 +42,9 @@ class OnCpu:
 
         def again_forward() -> None:
             self.replays += 1
+            for g in gradients:
+                if g is not None:
+                    g.fill_(torch.nan)
             with torch.enable_grad(), within():
                 state["outputs"] = forward()
             write(outputs, state["outputs"])

@@ -60,8 +60,8 @@ def test_the_fourth_step_and_those_after_it_are_replayed_and_train_as_ever() -> 
     for i in range(8):
         loop.step(i)
     assert loop.step_call.refused == ""
-    # One to prove it, five of the loop.
-    assert loop.recorder.replays == 6
+    # One to prove it, five of the loop, before two of which it is checked again.
+    assert loop.recorder.replays == 8
     assert same(loop, plain(8))
 
 
@@ -117,6 +117,7 @@ def test_a_call_whose_backward_never_comes_does_not_stop_the_next() -> None:
     for i in range(5):
         loop.step(i)
     before = loop.recorder.replays
+    assert before == 5  # two of the loop, one to prove it, two checks
     loop.forward(5)
     loop.step(6)
     assert loop.recorder.replays == before + 2
@@ -141,7 +142,7 @@ def test_another_size_runs_as_it_is() -> None:
 
     loop = train(Loop())
     assert same(loop, train(Loop(replay=False)))
-    assert loop.recorder.replays == 6
+    assert loop.recorder.replays == 8
 
 
 def test_a_parameter_with_other_memory_is_not_replayed_with_its_old_values() -> None:
@@ -313,3 +314,86 @@ def test_gradients_in_place_of_which_the_recordings_will_be_are_not_counted_as_m
         loop.step(i, set_to_none)
     parameters = sum(p.numel() * p.element_size() for p in loop.net.parameters())
     assert loop.recorder.replaced_bytes == (0 if set_to_none else parameters)
+
+
+def test_gradients_of_the_step_before_may_be_let_go_of_between_forward_and_backward() -> None:
+    def train(loop: Loop) -> Loop:
+        for i in range(12):
+            loss = loop.forward(i)
+            loop.optimizer.zero_grad()
+            loss.backward()
+            loop.optimizer.step()
+            loop.losses.append(loss.item())
+        return loop
+
+    loop = train(Loop())
+    assert same(loop, train(Loop(replay=False)))
+    # Seen once, it is relied on: gradients are the recording's memory, not copies.
+    recording = loop.step_call._recording
+    assert recording._lets_go
+    assert loop.net[0].weight.grad.data_ptr() == recording._gradients[0].data_ptr()
+
+
+def test_a_loop_that_keeps_gradients_after_it_let_go_of_them_is_an_error_and_not_a_wrong_gradient() -> None:
+    loop = Loop()
+    for i in range(8):
+        loss = loop.forward(i)
+        loop.optimizer.zero_grad()
+        loss.backward()
+        loop.optimizer.step()
+    with pytest.raises(RuntimeError, match="has written over gradients that parameters still have"):
+        loop.forward(9).backward()
+
+
+class Drifting(OnCpu):
+    """Right at first, and further off from replay to replay, as with parameters of the time of recording."""
+
+    def record(self, forward, backward, replaced_bytes=0) -> Recorded:
+        kept = super().record(forward, backward, replaced_bytes)
+
+        def again() -> None:
+            kept.backward()
+            for g in kept.gradients:
+                if g is not None:
+                    g.mul_(1 + 4e-3 * self.replays)
+
+        return Recorded(kept.outputs, kept.gradients, kept.forward, again)
+
+
+def test_a_recording_that_drifts_is_found_and_told_and_the_step_runs_as_it_is() -> None:
+    loop, told = Loop(Drifting()), []
+    loop.step_call._at_fault = told.append
+    for i in range(40):
+        loop.step(i)
+    assert told == [f"after 12 replays: {loop.step_call.refused}"]
+    assert "its gradients are not the same" in loop.step_call.refused
+
+
+@pytest.mark.parametrize(("off", "found"), [(1e-3, False), (0.5, True)])
+def test_what_was_replaced_is_held_against_the_original_as_a_whole(off: float, found: bool) -> None:
+    # GIVEN a call that is, or is not, what the original does but for rounding
+    def other(w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        loss, best = Loop.plain(w1, b1, w2, b2, x)
+        return loss * (1 + off), best
+
+    told: list[str] = []
+    loop = Loop(call=other)
+    loop.step_call = Replayer(other, loop.recorder, Loop.plain, told.append)
+    for i in range(8):
+        loop.step(i)
+    assert bool(told) is found
+    assert (loop.recorder.replays == 0) is found
+    assert not found or "with what was replaced in it" in told[0]
+
+
+def test_a_parameter_that_the_call_holds_and_is_not_given_is_not_left_without_a_gradient() -> None:
+    own = nn.Parameter(torch.ones(3))
+
+    def call(w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor, x: Tensor) -> tuple[Tensor]:
+        return (((x @ w1.t() + b1).tanh() @ w2.t() + b2) @ own).square().mean().reshape(1).sum(), None
+
+    loop = Loop(call=call)
+    for i in range(6):
+        loop.step(i)
+    assert "it differentiates a tensor of shape (3,) that it is not given" in loop.step_call.refused
+    assert own.grad is not None
