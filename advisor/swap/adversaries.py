@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 
 import torch
@@ -15,6 +15,8 @@ from advisor.swap.tensors import copied, remade
 #: float16 ends at 65504: products of values as large as those for other dtypes would overflow.
 _LARGE = {torch.float16: 16.0}
 _TINY = {torch.float16: 1e-3}
+#: What is added to scores that are to count for nothing is less than this.
+_HIDES = -1e3
 #: No powers of two nor ratios of small numbers, which would leave roundings as they are.
 _SIMILAR = (0.93, 0.977, 1.021, 1.067)
 
@@ -68,16 +70,39 @@ _SATURATING: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-def hard(example: Example, *, saturates: bool = False) -> Iterator[tuple[str, Example]]:
+def hard(
+    example: Example, *, saturates: bool = False, steady: Collection[int] = ()
+) -> Iterator[tuple[str, Example]]:
     """The call with other values, one set after the other; shapes, dtypes and strides stay.
 
     Args:
         example: the call.
         saturates: whether it multiplies inputs and takes the softmax: values stay so small that the softmax
-            is no step function, whose gradient is nought when written out and rounding when fused.
+            is no step function, whose gradient is nought when written out and rounding when fused. Masks of
+            large negative numbers may hide all keys of a row in another batch.
+        steady: arguments that are what they are in every batch.
     """
     for name, make in {**VALUES, **(_SATURATING if saturates else {})}.items():
         yield name, changed(example, make, parameters=make is _anew)
+    hidden = _hidden(example, steady) if saturates else None
+    if hidden is not None:
+        yield "a row that sees no key", hidden
+
+
+def _hidden(example: Example, steady: Collection[int]) -> Example | None:
+    """The call with each mask that is added hiding all of its first row; None where there is none."""
+    args, found = list(example.args), False
+    for i, arg in enumerate(args):
+        if i in steady or not isinstance(arg, Tensor) or arg.requires_grad:
+            continue
+        # One row for all queries hides the same keys from all: a sample without any is none.
+        if arg.dim() < 2 or arg.shape[-2] == 1:
+            continue
+        if not arg.is_floating_point() or not arg.numel() or not float(arg.amin()) <= _HIDES:
+            continue
+        args[i], found = arg.clone(), True
+        args[i][..., 0, :] = arg.amin()
+    return replace(example, args=tuple(args)) if found else None
 
 
 def narrowed(example: Example, elements: int = 2**18) -> Example:

@@ -13,7 +13,9 @@ def settled(outcomes: Sequence[Outcome]) -> list[Outcome]:
     saves less. What has places elsewhere too stays.
     """
     found = list(outcomes)
-    for i, outer in enumerate(found):
+    # From the inside out, so that what is within has been settled itself.
+    for i in sorted(range(len(found)), key=lambda i: len(found[i].site.covers)):
+        outer = found[i]
         if outer.chosen is None or not outer.site.covers:
             continue
         covered = set(outer.site.covers)

@@ -22,12 +22,12 @@ class Products(TorchDispatchMode):
     """Within it, notes which floats matrix products are made of, backward included.
 
     Attributes:
-        eps: of the narrowest of them; 0 as long as there was none.
+        dtype: the coarsest of them; None as long as there was none.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.eps = 0.0
+        self.dtype: torch.dtype | None = None
 
     def __torch_dispatch__(
         self,
@@ -39,7 +39,8 @@ class Products(TorchDispatchMode):
         """Call `func`, and look at what it multiplies."""
         name = func.name().partition("::")[2].partition(".")[0]
         if name in _PRODUCTS or "scaled_dot_product" in name:
-            floats = [a for a in tree_leaves(args) if isinstance(a, Tensor) and a.is_floating_point()]
-            self.eps = max([self.eps, *(torch.finfo(a.dtype).eps for a in floats)])
+            floats = {a.dtype for a in tree_leaves(args) if isinstance(a, Tensor) and a.is_floating_point()}
+            known = {self.dtype} if self.dtype is not None else set()
+            self.dtype = max(floats | known, key=lambda dtype: torch.finfo(dtype).eps, default=None)
         call: Callable[..., Any] = func
         return call(*args, **(kwargs or {}))

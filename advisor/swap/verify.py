@@ -131,16 +131,16 @@ class Known:
         """
         return self._once("usual errors", example, lambda: _usual_errors(self, example))
 
-    def product_eps(self, example: Example) -> float:
-        """Of the narrowest dtype that the original multiplies matrices in; 0 where it multiplies none.
+    def product_dtype(self, example: Example) -> torch.dtype | None:
+        """The coarsest dtype that the original multiplies matrices in; None where it multiplies none.
 
         Gradients come out of such products in that dtype, whatever they are cast to afterwards.
         """
 
-        def watched() -> float:
+        def watched() -> torch.dtype | None:
             with Products() as products:
                 play(self.site.original, example)
-            return products.eps
+            return products.dtype
 
         return self._once("products", example, watched)
 
@@ -153,7 +153,9 @@ class Known:
         return self._once(
             "hard",
             example,
-            lambda: list(adversaries.hard(example, saturates=self.site.kind == "attention")),
+            lambda: list(
+                adversaries.hard(example, saturates=self.site.kind == "attention", steady=self.site.steady)
+            ),
         )
 
     def spoilt(self, example: Example) -> Example:
@@ -272,7 +274,7 @@ def compare(
     floor = HARD_FLOOR if ill_conditioned else 1.0
     found = _errors(ours, theirs, truth, floor)
     if any(_too_large(error) and error.what.startswith("gradient") for error in found):
-        found = _errors(ours, theirs, truth, floor, known.product_eps(example))
+        found = _errors(ours, theirs, truth, floor, known.product_dtype(example))
     if repeat:
         again = play(candidate.call, example, output_gradients=given)
         for name, mine in ours.results.items():
@@ -328,7 +330,7 @@ def _same_kind(ours: Played, theirs: Played, *, layout: bool) -> None:
 
 
 def _errors(
-    ours: Played, theirs: Played, truth: Played, floor: float, product_eps: float = 0.0
+    ours: Played, theirs: Played, truth: Played, floor: float, products: torch.dtype | None = None
 ) -> list[Error]:
     found = []
     mine, eager, exact = ours.results, theirs.results, truth.results
@@ -346,9 +348,16 @@ def _errors(
             factor=factor,
             ulps=floor * ulps,
             what=name,
-            eps=product_eps if gradient else 0.0,
+            eps=_eps_of(eager[name], products) if gradient else 0.0,
         )
     return found
+
+
+def _eps_of(eager: Tensor, products: torch.dtype | None) -> float:
+    """Of the dtype of products, where what eager gives is a number of that dtype, cast to its own."""
+    if products is None or not torch.equal(eager.to(products).to(eager.dtype), eager):
+        return 0.0
+    return torch.finfo(products).eps
 
 
 def _where_eager_holds(mine: Tensor, eager: Tensor, exact: Tensor) -> tuple[Tensor, Tensor, Tensor]:

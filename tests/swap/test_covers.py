@@ -31,6 +31,17 @@ def test_what_is_within_is_chosen_where_it_saves_more() -> None:
     assert chosen(outcome(["a.mlp"], 30.0, ("a.mlp.1",)), outcome(["a.mlp.1"], 40.0)) == [False, True]
 
 
+@pytest.mark.parametrize("order", [(0, 1, 2), (1, 0, 2), (2, 1, 0)])
+def test_of_three_within_one_another_the_order_does_not_tell(order) -> None:
+    three = [
+        outcome(["o"], 10.0, ("o.m", "o.m.i")),
+        outcome(["o.m"], 7.0, ("o.m.i",)),
+        outcome(["o.m.i"], 6.0),
+    ]
+    after = settled([three[i] for i in order])
+    assert {o.site.where[0] for o in after if o.chosen} == {"o"}
+
+
 @pytest.mark.parametrize("where", [["a.mlp.3"], ["a.mlp.1", "b.act"]])
 def test_what_is_called_elsewhere_too_stays(where: list[str]) -> None:
     assert chosen(outcome(["a.mlp"], 30.0, ("a.mlp.1",)), outcome(where, 20.0)) == [True, True]

@@ -428,3 +428,43 @@ def test_gradients_of_16_bit_products_have_16_bits_though_they_are_cast_to_fp32(
     refused = verify(made, made.candidates[0], adversarial=False).refused
     assert (refused == "") is right
     assert right or "gradient of input 0" in refused
+
+
+def test_a_gradient_that_no_16_bit_product_gave_keeps_the_bits_of_fp32() -> None:
+    # GIVEN a product in 16 bits, and beside it a bias whose gradient is summed in fp32
+    generator = torch.Generator().manual_seed(5)
+    x, w = (torch.randn(32, 32, generator=generator) for _ in range(2))
+    bias = torch.randn(32, generator=generator).requires_grad_()
+    example = Example((x.requires_grad_(), w, bias), autocast=torch.bfloat16)
+    made = Site(
+        "attention", ["here"], "pattern", "x @ w + bias", lambda x, w, b: (x @ w).float() + b, [example],
+        [Candidate("other", lambda x, w, b: (x @ w).float() + _SlightlyMore.apply(b), "bundled")],
+    )  # fmt: skip
+    assert "gradient of input 2" in verify(made, made.candidates[0], adversarial=False).refused
+
+
+def _attended(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    return (q @ k.mT * q.shape[-1] ** -0.5 + mask).softmax(-1) @ v
+
+
+def _without_hidden_rows(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    hidden = (mask < -1e30).all(-1, keepdim=True)
+    return _attended(q, k, v, mask).masked_fill(hidden.expand(*q.shape[:-1], 1), 0.0)
+
+
+@pytest.mark.parametrize(
+    ("rows", "steady", "refused"), [(6, (), True), (6, (3,), False), (1, (), False)], ids=str
+)
+def test_a_row_that_sees_no_key_in_another_batch_is_tried(rows, steady, refused) -> None:
+    # GIVEN a mask from the batch that hides some keys, and all of them from no query
+    q, k, v = (torch.randn(1, 2, 6, 8).requires_grad_() for _ in range(3))
+    mask = torch.zeros(1, 1, rows, 6)
+    mask[..., 4:] = torch.finfo(torch.float32).min
+    example = Example((q, k, v, mask))
+    made = Site(
+        "attention", ["here"], "pattern", "softmax(q @ k.T + mask) @ v", _attended, [example],
+        [Candidate("other", _without_hidden_rows, "bundled")], steady=steady,
+    )  # fmt: skip
+    why = verify(made, made.candidates[0]).refused
+    assert why.startswith("with a row that sees no key") is refused, why
+    assert refused or not why

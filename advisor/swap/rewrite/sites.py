@@ -11,7 +11,7 @@ from torch.fx import Node
 
 from advisor.swap.site import Candidate, Example, Site
 
-from .facts import Facts, fake_value
+from .facts import Facts, fake_value, hangs_on_data
 from .match import Found
 
 
@@ -71,8 +71,10 @@ def site_of(
     match = found.match
     taken = len(match.inputs)
     candidates = [_of_all_inputs(c, taken) if found.extra else c for c in match.candidates]
+    steady = tuple(i for i, node in enumerate(match.inputs) if not hangs_on_data(node))
     return Site(
-        match.kind, places, "pattern", match.what, original, [example], candidates, max(calls_per_step, 1)
+        match.kind, places, "pattern", match.what, original, [example], candidates, max(calls_per_step, 1),
+        steady=steady,
     )  # fmt: skip
 
 
