@@ -24,6 +24,7 @@ from advisor.swap.site import Candidate, Example, Outcome, Site
 from advisor.swap.tensors import size_bytes
 
 from . import casts, checkpointing
+from .alike import Checked
 from .collect import Collector, fitting
 from .constants import Proof
 from .edit import copy_of, original_of, replaced
@@ -389,17 +390,19 @@ class Traced:
         chosen = self.chosen()
         if chosen:
             self._rewritten = checkpointing.run_eagerly(hold(self._edited(chosen)))
+        # What draws random numbers draws others where something is replaced; checkpoints run more than once.
+        comparable = self._rewritten is not None and not any(
+            drawn(n) or checkpointing.is_higher_order(n) for n in self._gm.graph.nodes
+        )
+        original = self._plain if comparable else None
         recorder = self._rewriter.recorder
         if recorder is None or not self._rewriter.active() or self._writes or self._works_on_the_host():
+            if self._rewritten is not None and original is not None and not self._writes:
+                self._rewritten = Checked(self._rewritten, original, self._found_at_fault)
             return
-        # A part of the step in which nothing is replaced waits for the host like the others. What draws
-        # random numbers draws others where something is replaced.
-        original = None if self._rewritten is None or self._is_random() else self._plain
+        # A part of the step in which nothing is replaced waits for the host like the others.
         self.replayer = Replayer(self._rewritten or self._plain, recorder(), original, self._found_at_fault)
         self._rewritten = self.replayer
-
-    def _is_random(self) -> bool:
-        return any(drawn(n) for n in self._gm.graph.nodes)
 
     def _found_at_fault(self, why: str) -> None:
         self._rewriter.failure = f"a check found what it computes to be something else, {why}"

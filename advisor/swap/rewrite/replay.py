@@ -27,19 +27,15 @@ from torch.fx import Node
 
 from advisor.swap.guard import kept_state
 from advisor.swap.play import differentiated
-from advisor.swap.tensors import copied, plain, same_values, size_bytes
+from advisor.swap.tensors import plain, same_values, size_bytes
 
+from .alike import Differs, alike, ends, hold_against, outputs_of, results_of, static
 from .facts import fake
 from .ops import function_name
 from .record import Recorder, Unrecordable
 
 log = logging.getLogger(__name__)
 
-#: By how much results may differ from those of the graph as it is, relative, for kernels that sum in any
-#: order; and, of gradients, relative to all of them together.
-_TOLERANCE, _OF_ALL = 2e-2, 1e-4
-#: And those of the graph with what was replaced in it, as far apart as 16-bit arithmetic may take them.
-_REWRITTEN, _REWRITTEN_OF_ALL = 0.2, 5e-3
 #: Replays before which a call is checked: before each block of a comparison of whole steps begins to be timed
 #: (see `advisor.capture.swapping.steps`), once it is over, and at powers of two from the last of these on.
 _CHECKED = (1, 2, 13, 25, 64)
@@ -68,7 +64,7 @@ class Recording:
     def __init__(self, call: Call, args: Sequence[Any], fixed: Sequence[bool], recorder: Recorder) -> None:
         pairs = list(zip(args, fixed, strict=True))
         self._args = [a if keep or not isinstance(a, Tensor) else None for a, keep in pairs]
-        self._static = [_static(a, keep) for a, keep in pairs]
+        self._static = [static(a, keep) for a, keep in pairs]
         self._copies = [i for i, keep in enumerate(fixed) if isinstance(args[i], Tensor) and not keep]
         self._wants = [i for i, s in enumerate(self._static) if isinstance(s, Tensor) and s.requires_grad]
         self._autocast = _autocast(args)
@@ -83,17 +79,17 @@ class Recording:
         wants = [self._static[i] for i in self._wants]
 
         def forward() -> list[Tensor | None]:
-            return _outputs(call(*self._static))
+            return outputs_of(call(*self._static))
 
         def backward(outputs: Sequence[Tensor | None]) -> list[Tensor | None]:
-            return differentiated(_ends(outputs), wants, self._given)
+            return differentiated(ends(outputs), wants, self._given)
 
         def both() -> None:
             outputs = forward()
             _refuse_aliases(outputs, self._static)
             _refuse_other_leaves(outputs, wants)
             self._differentiable = [o is not None and o.requires_grad for o in outputs]
-            self._given = [torch.ones_like(o) for o in _ends(outputs)]
+            self._given = [torch.ones_like(o) for o in ends(outputs)]
             backward(outputs)
 
         with kept_state({a.device for a in args if isinstance(a, Tensor)}), torch.enable_grad():
@@ -111,20 +107,20 @@ class Recording:
         """Whether a call is like the recorded one."""
         if _autocast(args) != self._autocast or torch.is_anomaly_enabled():
             return False
-        for known, static, arg in zip(self._args, self._static, args, strict=True):
-            if known is None and isinstance(static, Tensor):
+        for known, kept, arg in zip(self._args, self._static, args, strict=True):
+            if known is None and isinstance(kept, Tensor):
                 same = (
                     type(arg) is Tensor
-                    and arg.shape == static.shape
-                    and arg.dtype is static.dtype
-                    and arg.requires_grad == static.requires_grad
-                    and arg.device == static.device
+                    and arg.shape == kept.shape
+                    and arg.dtype is kept.dtype
+                    and arg.requires_grad == kept.requires_grad
+                    and arg.device == kept.device
                 )
             elif isinstance(known, Tensor):
                 same = (
                     arg is known
-                    and arg.data_ptr() == static.data_ptr()
-                    and arg.requires_grad == static.requires_grad
+                    and arg.data_ptr() == kept.data_ptr()
+                    and arg.requires_grad == kept.requires_grad
                 )
             else:
                 same = type(arg) is type(known) and arg == known
@@ -183,11 +179,11 @@ class Recording:
 
     def _run_backward(self, gradients: Sequence[Tensor | None]) -> None:
         theirs = (g for g, wants in zip(gradients, self._differentiable, strict=True) if wants)
-        for static, g in zip(self._given, theirs, strict=True):
+        for kept, g in zip(self._given, theirs, strict=True):
             if g is None:
-                static.zero_()
+                kept.zero_()
             else:
-                static.copy_(g)
+                kept.copy_(g)
         self._backward()
 
     def _move_gradients(self) -> None:
@@ -281,7 +277,7 @@ class Replayer:
         except Exception as error:  # noqa: BLE001  what cannot be recorded runs as it is
             why = str(error) if isinstance(error, Unrecordable) else f"{type(error).__name__}: {error}"
             self._drop(why)
-            if isinstance(error, _Differs) and (self._replays or error.rewritten):
+            if isinstance(error, Differs) and (self._replays or error.rewritten):
                 self._at_fault(f"after {self._replays} replays: {why}" if self._replays else why)
             ready = False
         if not ready:
@@ -335,30 +331,14 @@ class Replayer:
 
     def _prove(self, recording: Recording, args: Sequence[Any]) -> None:
         devices = {a.device for a in args if isinstance(a, Tensor)}
-        outputs, expected = self._results(self._call, args)
+        outputs, expected = results_of(self._call, args)
         given = [torch.ones_like(o) if o is not None and o.requires_grad else None for o in outputs]
         if self._original is not None:
-            # Written out, it takes more memory than the loop may have left.
-            with suppress(torch.OutOfMemoryError):
-                theirs = self._results(self._original, args)
-                _rewritten_alike("output", outputs, theirs[0])
-                _rewritten_alike("gradient", expected, theirs[1])
-                del theirs
+            hold_against(self._original, args, outputs, expected)
         with kept_state(devices), torch.no_grad():
             mine, gradients = recording.results(args, given)
-        _alike("output", mine, [None if o is None else o.detach() for o in outputs])
-        _alike("gradient", gradients, expected)
-
-    @staticmethod
-    def _results(call: Call, args: Sequence[Any]) -> tuple[list[Tensor | None], list[Tensor | None]]:
-        """What a call gives, and the gradients of what is differentiated, on leaves of its own."""
-        devices = {a.device for a in args if isinstance(a, Tensor)}
-        own = [_static(a, True) for a in args]
-        with kept_state(devices), torch.enable_grad():
-            outputs = _outputs(call(*own))
-            given = [torch.ones_like(o) for o in _ends(outputs)]
-            wants = [a for a in own if isinstance(a, Tensor) and a.requires_grad]
-            return outputs, differentiated(_ends(outputs), wants, given)
+        alike("output", mine, [None if o is None else o.detach() for o in outputs])
+        alike("gradient", gradients, expected)
 
     def _drop(self, why: str) -> None:
         log.debug("a graph of the step is not replayed: %s", why, exc_info=True)
@@ -384,13 +364,6 @@ def drawn_on_cpu(node: Node) -> bool:
     return value is not None and value.device.type == "cpu" and drawn(node)
 
 
-def _static(value: Any, keep: bool) -> Any:
-    """What the recorded call is given: memory that stays, and a leaf of its own."""
-    if not isinstance(value, Tensor):
-        return value
-    return value.detach().requires_grad_(value.requires_grad) if keep else copied(value)
-
-
 def _is(leaf: Tensor | None, mine: Tensor | None) -> bool:
     """Whether a parameter's gradient lies in the memory of this one."""
     if leaf is None or mine is None or leaf.grad is None:
@@ -409,15 +382,6 @@ def _refuse_others(values: Sequence[Any]) -> None:
             raise Unrecordable(f"it takes a {type(value).__name__}")
 
 
-def _outputs(result: Any) -> list[Tensor | None]:
-    outputs = list(result) if isinstance(result, (tuple, list)) else [result]
-    if any(o is not None and not (isinstance(o, Tensor) and plain(o)) for o in outputs):
-        raise Unrecordable("it gives something else than tensors")
-    if not any(o is not None and o.requires_grad for o in outputs):
-        raise Unrecordable("nothing of it is differentiated")
-    return outputs
-
-
 def _refuse_aliases(outputs: Sequence[Tensor | None], values: Sequence[Any]) -> None:
     given = {v.untyped_storage().data_ptr() for v in values if isinstance(v, Tensor)}
     if any(o is not None and o.numel() and o.untyped_storage().data_ptr() in given for o in outputs):
@@ -427,7 +391,7 @@ def _refuse_aliases(outputs: Sequence[Tensor | None], values: Sequence[Any]) -> 
 def _refuse_other_leaves(outputs: Sequence[Tensor | None], wants: Sequence[Any]) -> None:
     """A parameter that the call holds, and is not given, would get no gradient from a recording."""
     known = {id(t) for t in wants}
-    todo = [o.grad_fn for o in _ends(outputs)]
+    todo = [o.grad_fn for o in ends(outputs)]
     seen = set(todo)
     while todo:
         node = todo.pop()
@@ -442,53 +406,11 @@ def _refuse_other_leaves(outputs: Sequence[Tensor | None], wants: Sequence[Any])
                 todo.append(after)
 
 
-def _ends(outputs: Sequence[Tensor | None]) -> list[Tensor]:
-    return [o for o in outputs if o is not None and o.requires_grad]
-
-
 def _autocast(args: Sequence[Any]) -> torch.dtype | None:
     kind = next((a.device.type for a in args if isinstance(a, Tensor)), "cpu")
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
 
 
-class _Differs(Unrecordable):
-    """Results are not what they must be; `rewritten` says of what."""
-
-    rewritten = False
-
-
 def _is_due(replay: int) -> bool:
     """Whether the replay of this number, from 1 on, waits for a check."""
     return replay in _CHECKED or (replay > _CHECKED[-1] and replay & (replay - 1) == 0)
-
-
-def _rewritten_alike(what: str, mine: Sequence[Tensor | None], theirs: Sequence[Tensor | None]) -> None:
-    try:
-        _alike(what, mine, theirs, _REWRITTEN, _REWRITTEN_OF_ALL, "with what was replaced in it")
-    except _Differs as error:
-        error.rewritten = True
-        raise
-
-
-def _alike(
-    what: str,
-    mine: Sequence[Tensor | None],
-    expected: Sequence[Tensor | None],
-    relative: float = _TOLERANCE,
-    of_all: float = _OF_ALL,
-    how: str = "replayed",
-) -> None:
-    pairs = list(zip(mine, expected, strict=True))
-    if any((a is None) != (b is None) for a, b in pairs):
-        raise _Differs(f"{how}, it has {what}s where it has none, or the other way round")
-    floats = [(a, b) for a, b in pairs if a is not None and b is not None and b.is_floating_point()]
-    if not floats:
-        return
-    with torch.no_grad():
-        sizes = torch.stack([b.float().norm() for _, b in floats])
-        off = torch.stack([(a.float() - b.float()).norm() for a, b in floats])
-        allowed = relative * sizes + of_all * sizes.square().sum().sqrt()
-        # Not "off > allowed": NaN must not pass.
-        if not bool((off <= allowed).all()):
-            worst = float((off / sizes.clamp_min(1e-30)).max())
-            raise _Differs(f"{how}, its {what}s are not the same (off by {worst:.1e})")

@@ -50,4 +50,4 @@ def test_where_heads_are_merged_the_result_is_not_copied_first():
     (site,) = step.sites()
     step.decide([Outcome(site, next(c for c in site.candidates if c.name == "torch SDPA"), "planted")])
     torch.testing.assert_close(model(*inputs), expected)
-    assert "laid_out" not in step.rewriter.graphs[0]._rewritten.code
+    assert "laid_out" not in step.rewriter.graphs[0]._rewritten._call.code

@@ -1,0 +1,61 @@
+"""A rewritten step is held against the original as a whole, now and then."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from advisor.swap.rewrite.alike import Checked
+
+
+def original(w: Tensor, x: Tensor) -> tuple[Tensor]:
+    return ((x @ w).square().mean(),)
+
+
+def run(call, steps: int = 20) -> tuple[list[str], list[int]]:
+    """What was told, and in which steps the original was asked."""
+    told: list[str] = []
+    asked: list[int] = []
+    step = 0
+
+    def theirs(w: Tensor, x: Tensor) -> tuple[Tensor]:
+        asked.append(step)
+        return original(w, x)
+
+    checked, w = Checked(call, theirs, told.append), nn.Parameter(torch.randn(4, 4))
+    for i in range(steps):
+        step = i + 1
+        w.grad = None
+        checked(w, torch.randn(3, 4))[0].backward()
+        assert w.grad is not None
+    return told, asked
+
+
+def test_what_is_right_is_asked_about_ever_more_rarely() -> None:
+    assert run(lambda w, x: original(w, x)) == ([], [1, 4, 16])
+
+
+def test_what_is_wrong_from_some_step_on_is_told_once_and_the_original_serves() -> None:
+    calls = []
+
+    def drifting(w: Tensor, x: Tensor) -> tuple[Tensor]:
+        calls.append(1)
+        return (original(w, x)[0] * (1 if len(calls) < 5 else 2),)
+
+    told, asked = run(drifting)
+    assert len(told) == 1
+    assert "with what was replaced in it, its outputs are not the same" in told[0]
+    # The check of the fourth step finds it; from there on each step is the original's.
+    assert asked == [1, 4, *range(4, 21)]
+
+
+@pytest.mark.parametrize("error", [RuntimeError("no"), torch.OutOfMemoryError("no")], ids=str)
+def test_what_cannot_be_compared_runs_as_it_is(error: Exception) -> None:
+    def refusing(w: Tensor, x: Tensor) -> tuple[Tensor]:
+        raise error
+
+    told: list[str] = []
+    checked = Checked(original, refusing, told.append)
+    w = nn.Parameter(torch.randn(4, 4))
+    checked(w, torch.randn(3, 4))[0].backward()
+    assert told == []
+    assert w.grad is not None
