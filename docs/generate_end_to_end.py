@@ -11,6 +11,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from marked import between
+
 TARGET = Path(__file__).with_name("swap.md")
 RESULTS = Path(__file__).resolve().parents[1] / "benchmarks" / "results" / "end_to_end.json"
 BEGIN, END = "<!-- end to end: from here -->", "<!-- end to end: to here -->"
@@ -29,11 +31,7 @@ def render(page: str, results: Mapping[str, Any] | None) -> str:
     Raises:
         ValueError: the page lacks a mark.
     """
-    before, begin, rest = page.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not (begin and end):
-        raise ValueError(f"the page lacks {BEGIN} or {END}")
-    return f"{before}{begin}\n{_ABSENT if results is None else _part(results)}\n{end}{after}"
+    return between(page, BEGIN, END, _ABSENT if results is None else _part(results))
 
 
 def load() -> dict[str, Any] | None:

@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from marked import between
+
 TARGET = Path(__file__).with_name("advice.md")
 RESULTS = Path(__file__).resolve().parents[1] / "benchmarks" / "results" / "payoff.json"
 BEGIN, END = "<!-- payoff: from here -->", "<!-- payoff: to here -->"
@@ -27,11 +29,7 @@ def render(page: str, results: Mapping[str, Any] | None) -> str:
     Raises:
         ValueError: the page lacks a mark.
     """
-    before, begin, rest = page.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not (begin and end):
-        raise ValueError(f"the page lacks {BEGIN} or {END}")
-    return f"{before}{begin}\n{_ABSENT if results is None else _table(results)}\n{end}{after}"
+    return between(page, BEGIN, END, _ABSENT if results is None else _table(results))
 
 
 def load() -> dict[str, Any] | None:

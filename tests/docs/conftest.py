@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -21,7 +22,12 @@ def load_generator() -> Callable[[str], ModuleType]:
         assert spec is not None
         assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
+        # What they share lies beside them, where Python finds it when they are run.
+        sys.path.insert(0, str(DOCS))
+        try:
+            spec.loader.exec_module(module)
+        finally:
+            sys.path.remove(str(DOCS))
         return module
 
     return load
