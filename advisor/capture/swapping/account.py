@@ -99,7 +99,7 @@ class Account:
             remarks=[*self._remarks, *remarks],
         )
         self.say(self._told.verdict)
-        self._write()
+        self._write(anew=True)
 
     def refresh(self) -> None:
         """The recording and its report may be there by now: bring them up to date."""
@@ -108,17 +108,17 @@ class Account:
             with self._unharmed():
                 refresh(self._written.parent)
 
-    def _write(self) -> None:
+    def _write(self, *, anew: bool = False) -> None:
         """Leave it beside the recording, which may begin after swap has ended."""
         if not self._first or self._told is None:
             return
         with self._unharmed():
             folder, before = self._folder(), self._written
-            if before is not None and before.parent == folder:
+            if before is not None and before.parent == folder and not anew:
                 return
             folder.mkdir(parents=True, exist_ok=True)
             self._written = write_swaps(self._told, folder)
-            if before is not None:
+            if before is not None and before != self._written:
                 before.unlink(missing_ok=True)
 
     @contextlib.contextmanager

@@ -94,6 +94,7 @@ class Swapping(Idle):
         self._fault = unable
         self._comparison: Comparison | None = None
         self._closed = False
+        self._in_force = False
         if unable and self._ranks.alone:
             self._end(unable)
 
@@ -122,6 +123,7 @@ class Swapping(Idle):
     def batch_end(self, batch_idx: int) -> None:
         """A batch has been trained on."""
         if self.state is State.DONE:
+            self._look_after()
             return
         self._seen += 1
         self._batch_idx = batch_idx
@@ -134,6 +136,11 @@ class Swapping(Idle):
             self._choose()
         elif self.state is State.COMPARING:
             self._compare()
+
+    def _look_after(self) -> None:
+        """A check of the step that found it wrong puts everything back, and is told."""
+        if self._in_force and self._ranks.alone and (why := self._engine.given_up):
+            self._end(f"taken back later, since {why}")
 
     def restore(self) -> None:
         """Put everything back now; on several ranks each must be asked."""
@@ -376,4 +383,5 @@ class Swapping(Idle):
         self._comparison = None
         if not kept:
             self._take_back()
+        self._in_force = kept
         self._account.end(why, kept=kept, remarks=self._engine.remarks)

@@ -17,7 +17,7 @@ from advisor.capture.swapping import steps as swapping_steps
 from advisor.capture.swapping.engine import ALLOW_CPU
 from advisor.swap import decide
 from advisor.swap.rewrite.backend import Traced
-from advisor.swap.rewrite.record import Unrecordable
+from advisor.swap.rewrite.record import Recorded, Unrecordable
 from advisor.swap.rewrite.wrap import StepRewrite
 from advisor.swap.site import Trial
 from tests.capture.tiny import make_trainer, rows
@@ -173,6 +173,30 @@ def test_a_rewritten_step_is_replayed_and_trains_the_same_way(pl, tmp_path, monk
     assert made[0].closed
     for name, value in model.state_dict().items():
         torch.testing.assert_close(value, plain.state_dict()[name], rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:The step is left as it is")
+def test_a_replay_that_turns_wrong_after_the_verdict_is_put_back_and_told(pl, tmp_path, monkeypatch):
+    # GIVEN a recording whose gradients are off from its 20th replay on, once the verdict has been given
+    class Turning(OnCpu):
+        def record(self, forward, backward, replaced_bytes=0):
+            kept = super().record(forward, backward, replaced_bytes)
+
+            def again():
+                kept.backward()
+                if self.replays > 20:
+                    [g.mul_(2.0) for g in kept.gradients if g is not None]
+
+            return Recorded(kept.outputs, kept.gradients, kept.forward, again)
+
+    monkeypatch.setattr(swapping_engine, "RECORDABLE", ("cpu",))
+    monkeypatch.setattr(swapping_engine, "CudaRecorder", lambda *_, **__: Turning())
+    model = make_model(pl)
+    make_trainer(pl, tmp_path, advisor()).fit(model, rows(120))
+    found = result(tmp_path)
+    assert found["kept"] is False
+    assert "taken back later, since a check found what it computes to be something else" in found["verdict"]
+    assert not hasattr(type(model), "_advisor_base")
 
 
 def test_a_step_that_cannot_be_recorded_is_swapped_unreplayed_and_says_so(pl, tmp_path, monkeypatch):
