@@ -20,19 +20,10 @@ def settled(outcomes: Sequence[Outcome]) -> list[Outcome]:
             continue
         covered = set(outer.site.covers)
         inner = [j for j, o in enumerate(found) if o.chosen is not None and covered.issuperset(o.site.where)]
-        if sum(_saving_ns(found[j]) for j in inner) > _saving_ns(outer):
+        if sum(found[j].saved_ns for j in inner) > outer.saved_ns:
             found[i] = replace(outer, chosen=None, reason="what is within it saves more by itself")
             continue
         for j in inner:
             why = f"within {outer.site.what}, which is replaced as a whole"
             found[j] = replace(found[j], chosen=None, reason=why)
     return found
-
-
-def _saving_ns(outcome: Outcome) -> float:
-    """A step's, of the candidate that was chosen."""
-    chosen = outcome.chosen.name if outcome.chosen else ""
-    for trial in outcome.trials:
-        if trial.candidate == chosen and trial.time_ns is not None and trial.original_ns is not None:
-            return (trial.original_ns - trial.time_ns) * outcome.site.calls_per_step
-    return 0.0

@@ -130,3 +130,17 @@ class Outcome:
     chosen: Candidate | None
     reason: str
     trials: list[Trial] = field(default_factory=list)
+
+    @property
+    def trial(self) -> Trial | None:
+        """That of the candidate in force."""
+        name = self.chosen.name if self.chosen else None
+        return next((trial for trial in self.trials if trial.candidate == name), None)
+
+    @property
+    def saved_ns(self) -> float:
+        """Of a step, by the candidate in force; 0 where that is not known."""
+        trial = self.trial
+        if trial is None or trial.time_ns is None or trial.original_ns is None:
+            return 0.0
+        return (trial.original_ns - trial.time_ns) * self.site.calls_per_step

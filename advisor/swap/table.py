@@ -38,9 +38,7 @@ def _site(outcome: Outcome) -> str:
 
 
 def _figures(outcome: Outcome) -> str:
-    name = outcome.chosen.name if outcome.chosen else ""
-    trial = next((t for t in outcome.trials if t.candidate == name), None)
-    parts = _parts(trial) if trial is not None else []
+    parts = _parts(outcome.trial) if outcome.trial is not None else []
     return f" ({'; '.join(parts)})" if parts else ""
 
 

@@ -22,7 +22,7 @@ from advisor.swap.journal import Journal
 from advisor.swap.rewrite.backend import MEMORY_BYTES
 from advisor.swap.rewrite.record import CudaRecorder, Recorder
 from advisor.swap.session import Swapper, followed
-from advisor.swap.site import Outcome, Site, Trial
+from advisor.swap.site import Outcome, Site
 from advisor.swap.table import places
 
 #: Lets swap try on a CPU too, where the bundled kernels do not run; for tests.
@@ -331,16 +331,14 @@ class Engine:
 
 
 def _part(key: str, outcome: Outcome) -> Part:
-    site, name = outcome.site, outcome.chosen.name if outcome.chosen else ""
-    trial = next((trial for trial in outcome.trials if trial.candidate == name), Trial(name))
-    saved_ns = (trial.original_ns or 0.0) - (trial.time_ns or 0.0)
-    more_bytes = (trial.memory_bytes or 0) - (trial.original_memory_bytes or 0)
+    site, trial = outcome.site, outcome.trial
+    more_bytes = 0 if trial is None else (trial.memory_bytes or 0) - (trial.original_memory_bytes or 0)
     return Part(
         key,
         site.mechanism,
         site.what,
         tuple(site.where),
-        saved_ns * site.calls_per_step,
+        outcome.saved_ns,
         more_bytes * site.calls_per_step,
     )
 
