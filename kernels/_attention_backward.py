@@ -24,7 +24,7 @@ from ._triton import tl, triton
 
 @triton.jit
 def query_gradient_kernel(
-    q, k, v, out, grad, grad_plain, dq, lse, delta, bias, lists, cu_q, cu_k, seed_ptr,
+    q, k, v, out, residue, grad, grad_plain, dq, lse, delta, bias, lists, cu_q, cu_k, seed_ptr,
     q_b, q_h, q_n, k_b, k_h, k_n, v_b, v_h, v_n, o_b, o_h, o_n, g_b, g_h, g_n, dq_b, dq_h, dq_n,
     bias_b, bias_h, bias_m, bias_n, lists_b, lists_h, lists_m,
     heads, group, n_planes, n_blocks, together, n_q, n_k, lse_rows, scale, softcap, left, right,
@@ -32,11 +32,11 @@ def query_gradient_kernel(
     PACKED: tl.constexpr, LOWER_RIGHT: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr,
     BIAS: tl.constexpr, LISTED: tl.constexpr, PER_KEY: tl.constexpr, SOFTCAP: tl.constexpr,
     DROPOUT: tl.constexpr, KEEP: tl.constexpr, PRECISION: tl.constexpr, TMA: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, PRECISE: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, RESIDUE: tl.constexpr,
 ):  # fmt: skip
     """dq = scale dS k, and delta, which `key_gradient_kernel` reads.
 
-    delta = rowsum(grad * out), or with `PRECISE` rowsum(P * dP), in a sweep over the keys before that for dq.
+    delta = rowsum(grad * out), with `RESIDUE` of the output before it was rounded.
     """
     block, plane = work_item(n_blocks, n_planes, together, RIGHT)
     batch, head = plane // heads, plane % heads
@@ -68,49 +68,45 @@ def query_gradient_kernel(
     g = load_rows(
         grad_plain, at, head, first_q + row, end, g_b, g_h, g_n, DIM_V, BLOCK_M, COLS_V, True, False
     )
-    if PRECISE:
-        row_delta = tl.zeros([BLOCK_M], tl.float32)
-    else:
-        o = load_rows(out, at, head, first_q + row, end, o_b, o_h, o_n, DIM_V, BLOCK_M, COLS_V, True, False)
-        row_delta = tl.sum(o.to(tl.float32) * g.to(tl.float32), 1)
-        tl.store(delta + stat, row_delta, mask=i < len_q)
+    o = load_rows(out, at, head, first_q + row, end, o_b, o_h, o_n, DIM_V, BLOCK_M, COLS_V, True, False)
+    o = o.to(tl.float32)
+    if RESIDUE:
+        o += load_rows(
+            residue, at, head, first_q + row, end, o_b, o_h, o_n, DIM_V, BLOCK_M, COLS_V, True, False
+        ).to(tl.float32)
+    row_delta = tl.sum(o * g.to(tl.float32), 1)
+    tl.store(delta + stat, row_delta, mask=i < len_q)
     row_lse = tl.load(lse + stat, mask=i < len_q, other=float("inf"))
     queries = load_rows(q, at, head, first_q + row, end, q_b, q_h, q_n, DIM, BLOCK_M, COLS, True, TMA)
     if TMA:
         g = load_rows(grad, at, head, first_q + row, end, g_b, g_h, g_n, DIM_V, BLOCK_M, COLS_V, True, TMA)
     acc = tl.zeros([BLOCK_M, COLS], tl.float32)
-    for sweep in tl.static_range(0 if PRECISE else 1, 2):
-        for part in tl.static_range(2 if LISTED else 0 if LEFT else 1, 3):
-            if part == 0:
-                lo, hi = start, whole
-            elif part == 1:
-                lo, hi = whole, until
-            else:
-                lo, hi = until, stop
-            lo, hi = visits(lists, lo, hi, LISTED)
-            for at_list in tl.range(lo, hi, 1 if LISTED else BLOCK_N):
-                col, code = visited(lists, at_list, BLOCK_N, LISTED)
-                keys = load_rows(k, at, head // group, first_k + col, first_k + len_k, k_b, k_h, k_n,
-                                 DIM, BLOCK_N, COLS, part != 1, TMA)  # fmt: skip
-                values = load_rows(v, at, head // group, first_k + col, first_k + len_k, v_b, v_h, v_n,
-                                   DIM_V, BLOCK_N, COLS_V, part != 1, TMA)  # fmt: skip
-                j = col + tl.arange(0, BLOCK_N)
-                raw = tl.dot(queries, tl.trans(keys), input_precision=PRECISION)
-                dp = tl.dot(g, tl.trans(values), input_precision=PRECISION)
-                scores, slope = cap(raw, scale, softcap, SOFTCAP)
-                scores = masked(scores, i[:, None], j[None, :], len_q, len_k, low, high, bias, bias_m, bias_n,
-                                code, scale, BIAS, PER_KEY, SOFTCAP, LEFT, RIGHT, part != 1)  # fmt: skip
-                p = tl.exp2((scores - row_lse[:, None]) * factor)
-                if DROPOUT:
-                    keep = kept(seed, plane, row, n_q, col, n_k, KEEP, BLOCK_M, BLOCK_N)
-                    dp = tl.where(keep, dp * share, 0.0)
-                if sweep == 0:
-                    row_delta += tl.sum(p * dp, 1)
-                else:
-                    ds = p * (dp - row_delta[:, None]) * slope
-                    acc = tl.dot(ds.to(keys.dtype), keys, acc, input_precision=PRECISION)
-        if sweep == 0:
-            tl.store(delta + stat, row_delta, mask=i < len_q)
+    for part in tl.static_range(2 if LISTED else 0 if LEFT else 1, 3):
+        if part == 0:
+            lo, hi = start, whole
+        elif part == 1:
+            lo, hi = whole, until
+        else:
+            lo, hi = until, stop
+        lo, hi = visits(lists, lo, hi, LISTED)
+        for at_list in tl.range(lo, hi, 1 if LISTED else BLOCK_N):
+            col, code = visited(lists, at_list, BLOCK_N, LISTED)
+            keys = load_rows(k, at, head // group, first_k + col, first_k + len_k, k_b, k_h, k_n,
+                             DIM, BLOCK_N, COLS, part != 1, TMA)  # fmt: skip
+            values = load_rows(v, at, head // group, first_k + col, first_k + len_k, v_b, v_h, v_n,
+                               DIM_V, BLOCK_N, COLS_V, part != 1, TMA)  # fmt: skip
+            j = col + tl.arange(0, BLOCK_N)
+            raw = tl.dot(queries, tl.trans(keys), input_precision=PRECISION)
+            dp = tl.dot(g, tl.trans(values), input_precision=PRECISION)
+            scores, slope = cap(raw, scale, softcap, SOFTCAP)
+            scores = masked(scores, i[:, None], j[None, :], len_q, len_k, low, high, bias, bias_m, bias_n,
+                            code, scale, BIAS, PER_KEY, SOFTCAP, LEFT, RIGHT, part != 1)  # fmt: skip
+            p = tl.exp2((scores - row_lse[:, None]) * factor)
+            if DROPOUT:
+                keep = kept(seed, plane, row, n_q, col, n_k, KEEP, BLOCK_M, BLOCK_N)
+                dp = tl.where(keep, dp * share, 0.0)
+            ds = p * (dp - row_delta[:, None]) * slope
+            acc = tl.dot(ds.to(keys.dtype), keys, acc, input_precision=PRECISION)
     store_rows(dq, acc * scale, at, head, first_q + row, end, dq_b, dq_h, dq_n, DIM, BLOCK_M, COLS)
 
 

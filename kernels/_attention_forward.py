@@ -19,7 +19,7 @@ from ._triton import tl, triton
 
 @triton.jit
 def forward_kernel(
-    q, k, v, out, lse, bias, lists, cu_q, cu_k, seed_ptr,
+    q, k, v, out, residue, lse, bias, lists, cu_q, cu_k, seed_ptr,
     q_b, q_h, q_n, k_b, k_h, k_n, v_b, v_h, v_n, o_b, o_h, o_n, bias_b, bias_h, bias_m, bias_n,
     lists_b, lists_h, lists_m,
     heads, group, n_planes, n_blocks, together, n_q, n_k, lse_rows, scale, softcap, left, right,
@@ -27,11 +27,12 @@ def forward_kernel(
     PACKED: tl.constexpr, LOWER_RIGHT: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr,
     BIAS: tl.constexpr, LISTED: tl.constexpr, PER_KEY: tl.constexpr, SOFTCAP: tl.constexpr,
     DROPOUT: tl.constexpr, KEEP: tl.constexpr, PRECISION: tl.constexpr, TMA: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, RESIDUE: tl.constexpr,
 ):  # fmt: skip
     """out = dropout(softmax(scores)) v, and `lse`, the scores' log-sum-exp in the units of `scores`.
 
-    Rows that see no key give 0, and lse = +inf, so that the backward's probabilities come out as 0.
+    Rows that see no key give 0, and lse = +inf, so that the backward's probabilities come out as 0. With
+    `RESIDUE` what rounding takes from the output is kept.
     """
     block, plane = work_item(n_blocks, n_planes, together, RIGHT)
     batch, head = plane // heads, plane % heads
@@ -87,14 +88,15 @@ def forward_kernel(
                 anchor = new_top
             p = tl.exp2((scores - anchor[:, None]) * factor)
             shrink = tl.exp2((top - anchor) * factor)
-            total = total * shrink + tl.sum(p, 1)
+            weights = p.to(out.dtype.element_ty)
+            total = total * shrink + tl.sum(weights.to(tl.float32), 1)
             acc = acc * shrink[:, None]
             if DROPOUT:
                 keep = kept(seed, plane, row, n_q, col, n_k, KEEP, BLOCK_M, BLOCK_N)
-                p = tl.where(keep, p, 0.0)
+                weights = tl.where(keep, weights, 0.0)
             values = load_rows(v, at, head // group, first_k + col, first_k + len_k, v_b, v_h, v_n,
                                DIM_V, BLOCK_N, COLS_V, part != 1, TMA)  # fmt: skip
-            acc = tl.dot(p.to(values.dtype), values, acc, input_precision=PRECISION)
+            acc = tl.dot(weights.to(values.dtype), values, acc, input_precision=PRECISION)
             top = new_top
 
     empty = total == 0.0
@@ -103,4 +105,8 @@ def forward_kernel(
     log_sum = tl.where(empty, float("inf"), top + tl.log2(tl.where(empty, 1.0, total)) / factor)
     rows = lse + (at * heads + head).to(tl.int64) * lse_rows + first_q + i
     tl.store(rows, log_sum, mask=i < len_q)
-    store_rows(out, acc, at, head, first_q + row, first_q + len_q, o_b, o_h, o_n, DIM_V, BLOCK_M, COLS_V)
+    end = first_q + len_q
+    store_rows(out, acc, at, head, first_q + row, end, o_b, o_h, o_n, DIM_V, BLOCK_M, COLS_V)
+    if RESIDUE:
+        acc -= acc.to(out.dtype.element_ty).to(tl.float32)
+        store_rows(residue, acc, at, head, first_q + row, end, o_b, o_h, o_n, DIM_V, BLOCK_M, COLS_V)

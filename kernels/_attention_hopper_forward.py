@@ -34,6 +34,7 @@ if AVAILABLE:
         mbarrier,
         rows_of,
         seen_alone,
+        store_tile,
         tma,
         turns,
         visited,
@@ -86,11 +87,13 @@ if AVAILABLE:
     @gluon.jit
     def probabilities(
         raw, top, total, edge, code, bits, numbers, row, col, n_k, low, high, factor, scale_2,
-        MASKED: gl.constexpr, LEFT: gl.constexpr, RIGHT: gl.constexpr, EXACT: gl.constexpr,
+        dtype: gl.constexpr, MASKED: gl.constexpr, LEFT: gl.constexpr, RIGHT: gl.constexpr,
+        EXACT: gl.constexpr,
     ):  # fmt: skip
         """Of a block of scores, with what joins it to the blocks before: maximum, sum, shrinkage of both.
 
-        A row's maximum, scaled, is rounded alike in all that is made of it, so that the rounding cancels.
+        A row's maximum, scaled, is rounded alike in all that is made of it, so that the rounding cancels. The
+        sum is of probabilities as rounded to `dtype`, so that what all values have in common is weighed by 1.
         """
         raw = mask_applied(raw, code, bits, numbers, scale_2, MASKED)
         if edge:
@@ -98,12 +101,12 @@ if AVAILABLE:
         new_top = gl.maximum(top, gl.max(raw, 1))
         # Where a row has seen nothing yet, -inf less -inf would be no number.
         anchor = gl.where(new_top == float("-inf"), 0.0, new_top)
-        p = exponentials(raw, anchor[:, None], factor, EXACT)
+        p = exponentials(raw, anchor[:, None], factor, EXACT).to(dtype)
         if EXACT:
             shrink = gl.exp2((top - anchor) * factor)
         else:
             shrink = gl.exp2(top * factor - anchor * factor)
-        return p, new_top, total * shrink + gl.sum(p, 1), shrink
+        return p, new_top, total * shrink + gl.sum(p.to(gl.float32), 1), shrink
 
     @gluon.jit
     def block_step(
@@ -135,22 +138,22 @@ if AVAILABLE:
         mbarrier.arrive(k_empty.index(at), count=1)
         p, top, total, shrink = probabilities(
             raw, top, total, edge, code, bits, numbers, row, col, n_k, low, high, factor, scale_2,
-            MASKED, LEFT, RIGHT, EXACT,
+            weights.dtype, MASKED, LEFT, RIGHT, EXACT,
         )  # fmt: skip
         acc, weights = warpgroup_mma_wait(num_outstanding=0, deps=(acc, weights))
         mbarrier.arrive(v_empty.index(before), count=1)
         shrink = gl.convert_layout(shrink, gl.SliceLayout(1, acc.type.layout))
-        weights = gl.convert_layout(p.to(weights.dtype), weights.type.layout)
+        weights = gl.convert_layout(p, weights.type.layout)
         return acc * shrink[:, None], weights, top, total
 
     @gluon.jit
     def attend(
-        out, lse, mask, lists, added, q_tiles, k_tiles, v_tiles, q_ready, q_empty, k_ready, k_empty,
+        out, residue, lse, mask, lists, added, q_tiles, k_tiles, v_tiles, q_ready, q_empty, k_ready, k_empty,
         v_ready, v_empty, o_b, o_h, o_n, m_b, m_h, m_m, c_b, c_h, c_m, x_b, x_h, x_m, x_n,
         heads, n_planes, n_blocks, together, n_items, n_q, n_k, low, high, scale,
         DIM_V: gl.constexpr, MASKED: gl.constexpr, LEFT: gl.constexpr, RIGHT: gl.constexpr,
         EXACT: gl.constexpr, GROUPS: gl.constexpr, STAGES: gl.constexpr, PAIRED: gl.constexpr,
-        PART: gl.constexpr,
+        RESIDUE: gl.constexpr, PART: gl.constexpr,
     ):  # fmt: skip
         """One group of four warps, which owns queries `PART` * 64 to 64 further of each block."""
         dtype: gl.constexpr = q_tiles.dtype
@@ -203,9 +206,9 @@ if AVAILABLE:
             )  # fmt: skip
             p, top, total, _ = probabilities(
                 raw, top, total, (block_n < whole) | (block_n >= until), code, bits, numbers, row, col, n_k,
-                low, high, factor, scale_2, MASKED, LEFT, RIGHT, EXACT,
+                low, high, factor, scale_2, dtype, MASKED, LEFT, RIGHT, EXACT,
             )  # fmt: skip
-            weights = gl.convert_layout(p.to(dtype), weight_layout)
+            weights = gl.convert_layout(p, weight_layout)
             acc = gl.zeros([ROWS, COLS_V], gl.float32, acc_layout)
 
             for step in range(1, steps):
@@ -232,17 +235,18 @@ if AVAILABLE:
             i = row + gl.arange(0, ROWS, layout=gl.SliceLayout(1, raw_layout))
             gl.store(lse + plane.to(gl.int64) * n_q + i, log_sum, mask=i < n_q)
             result = acc * gl.convert_layout(1.0 / total, gl.SliceLayout(1, acc_layout))[:, None]
-            i = row + gl.arange(0, ROWS, layout=gl.SliceLayout(1, acc_layout))[:, None]
-            cols = gl.arange(0, COLS_V, layout=gl.SliceLayout(0, acc_layout))[None, :]
-            where = out + batch.to(gl.int64) * o_b + head.to(gl.int64) * o_h + i.to(gl.int64) * o_n + cols
-            gl.store(where, result.to(dtype), mask=(i < n_q) & (cols < DIM_V))
+            store_tile(out, result, batch, head, row, n_q, o_b, o_h, o_n, DIM_V)
+            if RESIDUE:
+                result -= result.to(dtype).to(gl.float32)
+                store_tile(residue, result, batch, head, row, n_q, o_b, o_h, o_n, DIM_V)
 
     @gluon.jit
     def forward_kernel(
-        q, k, v, out, lse, mask, lists, added, o_b, o_h, o_n, m_b, m_h, m_m, c_b, c_h, c_m,
+        q, k, v, out, residue, lse, mask, lists, added, o_b, o_h, o_n, m_b, m_h, m_m, c_b, c_h, c_m,
         x_b, x_h, x_m, x_n, heads, group, n_planes, n_blocks, together, n_items, n_q, n_k, low, high, scale,
         DIM_V: gl.constexpr, MASKED: gl.constexpr, LEFT: gl.constexpr, RIGHT: gl.constexpr,
         EXACT: gl.constexpr, GROUPS: gl.constexpr, STAGES: gl.constexpr, PAIRED: gl.constexpr,
+        RESIDUE: gl.constexpr,
     ):  # fmt: skip
         """out = softmax(scores) v and the rows' log-sum-exp, as Triton's kernel of that name."""
         dtype: gl.constexpr = q.dtype
@@ -267,16 +271,16 @@ if AVAILABLE:
             gl.warp_specialize(
                 [
                     (attend, (
-                        out, lse, mask, lists, added, q_tiles, k_tiles, v_tiles, q_ready, q_empty, k_ready,
-                        k_empty, v_ready, v_empty, o_b, o_h, o_n, m_b, m_h, m_m, c_b, c_h, c_m,
+                        out, residue, lse, mask, lists, added, q_tiles, k_tiles, v_tiles, q_ready, q_empty,
+                        k_ready, k_empty, v_ready, v_empty, o_b, o_h, o_n, m_b, m_h, m_m, c_b, c_h, c_m,
                         x_b, x_h, x_m, x_n, heads, n_planes, n_blocks, together, n_items, n_q, n_k, low, high,
-                        scale, DIM_V, MASKED, LEFT, RIGHT, EXACT, GROUPS, STAGES, PAIRED, 0,
+                        scale, DIM_V, MASKED, LEFT, RIGHT, EXACT, GROUPS, STAGES, PAIRED, RESIDUE, 0,
                     )),
                     (attend, (
-                        out, lse, mask, lists, added, q_tiles, k_tiles, v_tiles, q_ready, q_empty, k_ready,
-                        k_empty, v_ready, v_empty, o_b, o_h, o_n, m_b, m_h, m_m, c_b, c_h, c_m,
+                        out, residue, lse, mask, lists, added, q_tiles, k_tiles, v_tiles, q_ready, q_empty,
+                        k_ready, k_empty, v_ready, v_empty, o_b, o_h, o_n, m_b, m_h, m_m, c_b, c_h, c_m,
                         x_b, x_h, x_m, x_n, heads, n_planes, n_blocks, together, n_items, n_q, n_k, low, high,
-                        scale, DIM_V, MASKED, LEFT, RIGHT, EXACT, GROUPS, STAGES, PAIRED, 1,
+                        scale, DIM_V, MASKED, LEFT, RIGHT, EXACT, GROUPS, STAGES, PAIRED, RESIDUE, 1,
                     )),
                     (load_tiles, (
                         q, k, v, lists, q_tiles, k_tiles, v_tiles,
@@ -290,22 +294,22 @@ if AVAILABLE:
             gl.warp_specialize(
                 [
                     (attend, (
-                        out, lse, mask, lists, added, q_tiles, k_tiles, v_tiles, q_ready, q_empty, k_ready,
-                        k_empty, v_ready, v_empty, o_b, o_h, o_n, m_b, m_h, m_m, c_b, c_h, c_m,
+                        out, residue, lse, mask, lists, added, q_tiles, k_tiles, v_tiles, q_ready, q_empty,
+                        k_ready, k_empty, v_ready, v_empty, o_b, o_h, o_n, m_b, m_h, m_m, c_b, c_h, c_m,
                         x_b, x_h, x_m, x_n, heads, n_planes, n_blocks, together, n_items, n_q, n_k, low, high,
-                        scale, DIM_V, MASKED, LEFT, RIGHT, EXACT, GROUPS, STAGES, PAIRED, 0,
+                        scale, DIM_V, MASKED, LEFT, RIGHT, EXACT, GROUPS, STAGES, PAIRED, RESIDUE, 0,
                     )),
                     (attend, (
-                        out, lse, mask, lists, added, q_tiles, k_tiles, v_tiles, q_ready, q_empty, k_ready,
-                        k_empty, v_ready, v_empty, o_b, o_h, o_n, m_b, m_h, m_m, c_b, c_h, c_m,
+                        out, residue, lse, mask, lists, added, q_tiles, k_tiles, v_tiles, q_ready, q_empty,
+                        k_ready, k_empty, v_ready, v_empty, o_b, o_h, o_n, m_b, m_h, m_m, c_b, c_h, c_m,
                         x_b, x_h, x_m, x_n, heads, n_planes, n_blocks, together, n_items, n_q, n_k, low, high,
-                        scale, DIM_V, MASKED, LEFT, RIGHT, EXACT, GROUPS, STAGES, PAIRED, 1,
+                        scale, DIM_V, MASKED, LEFT, RIGHT, EXACT, GROUPS, STAGES, PAIRED, RESIDUE, 1,
                     )),
                     (attend, (
-                        out, lse, mask, lists, added, q_tiles, k_tiles, v_tiles, q_ready, q_empty, k_ready,
-                        k_empty, v_ready, v_empty, o_b, o_h, o_n, m_b, m_h, m_m, c_b, c_h, c_m,
+                        out, residue, lse, mask, lists, added, q_tiles, k_tiles, v_tiles, q_ready, q_empty,
+                        k_ready, k_empty, v_ready, v_empty, o_b, o_h, o_n, m_b, m_h, m_m, c_b, c_h, c_m,
                         x_b, x_h, x_m, x_n, heads, n_planes, n_blocks, together, n_items, n_q, n_k, low, high,
-                        scale, DIM_V, MASKED, LEFT, RIGHT, EXACT, GROUPS, STAGES, PAIRED, 2,
+                        scale, DIM_V, MASKED, LEFT, RIGHT, EXACT, GROUPS, STAGES, PAIRED, RESIDUE, 2,
                     )),
                     (load_tiles, (
                         q, k, v, lists, q_tiles, k_tiles, v_tiles,
@@ -318,8 +322,8 @@ if AVAILABLE:
 
 
 def launch_forward(
-    q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, mask: Prepared, scale: float, low: int,
-    high: int,
+    q: Tensor, k: Tensor, v: Tensor, out: Tensor, residue: Tensor, lse: Tensor, mask: Prepared,
+    scale: float, low: int, high: int,
     limits: tuple[bool, bool], together: int, programs: int, params: Mapping[str, int],
 ) -> None:  # fmt: skip
     """Run the forward.
@@ -327,6 +331,7 @@ def launch_forward(
     Args:
         q, k, v: (batch, heads, tokens, dim), 16 bits an element, rows aligned as the copy engine needs them.
         out, lse: where the results go.
+        residue: where to leave what rounding takes from `out`, laid out as that is; empty for nowhere.
         mask: as `prepared` gives it.
         scale: of the scores.
         low: key j is seen by query i only if ``j - i >= low``, if the first of `limits` is set.
@@ -342,11 +347,12 @@ def launch_forward(
     count, grid, paired = items(blocks, planes, programs, mask.uneven(limits), params)
     values, strides = mask.arguments(ROWS * groups, block_n, k.shape[2], low, high, limits, lse)
     forward_kernel[(grid,)](
-        described(q, ROWS), described(k, block_n), described(v, block_n), out, lse, *values,
+        described(q, ROWS), described(k, block_n), described(v, block_n), out, residue, lse, *values,
         *out.stride()[:3], *strides,
         q.shape[1], q.shape[1] // k.shape[1], planes, blocks, together, count, q.shape[2], k.shape[2],
         low, high, scale, DIM_V=v.shape[3], MASKED=mask.kind, LEFT=limits[0], RIGHT=limits[1],
-        EXACT=q.dtype == torch.float16, GROUPS=groups, STAGES=params["STAGES"], PAIRED=paired, num_warps=4,
+        EXACT=q.dtype == torch.float16, GROUPS=groups, STAGES=params["STAGES"], PAIRED=paired,
+        RESIDUE=residue.numel() > 0, num_warps=4,
         # What is not fused by name rounds once more: the maximum must do so everywhere alike.
         maxnreg=168 if groups == 2 else 128, enable_fp_fusion=False,
     )  # fmt: skip

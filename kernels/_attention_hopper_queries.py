@@ -45,7 +45,7 @@ if AVAILABLE:
         own_ready, own_empty, ready, empty,
         heads, group, n_planes, n_blocks, together, n_items, n_k, low, high, c_b, c_h, c_m,
         BLOCK: gl.constexpr, MASKED: gl.constexpr, LEFT: gl.constexpr, RIGHT: gl.constexpr,
-        STAGES: gl.constexpr, PAIRED: gl.constexpr, PRECISE: gl.constexpr,
+        STAGES: gl.constexpr, PAIRED: gl.constexpr,
     ):  # fmt: skip
         """Loads of `query_gradient_kernel`: q and its output's gradient once, then keys and values."""
         ROWS: gl.constexpr = q_source.block_type.shape[2]
@@ -59,16 +59,15 @@ if AVAILABLE:
             load_pair(q_source, g_source, q_tiles, g_tiles, 0, own_ready, batch, head, row)
             load_pair(q_source, g_source, q_tiles, g_tiles, 1, own_ready, batch, head, row + ROWS)
             own = lists + batch.to(gl.int64) * c_b + head.to(gl.int64) * c_h + block.to(gl.int64) * c_m
-            for _sweep in gl.static_range(2 if PRECISE else 1):
-                for step in range(visits(own, start, stop, MASKED)):
-                    block_n, _ = visited(own, step, start, MASKED)
-                    at = count % STAGES
-                    mbarrier.wait(empty.index(at), ((count // STAGES) & 1) ^ 1)
-                    load_pair(
-                        k_source, v_source, k_tiles, v_tiles, at, ready.index(at), batch, head // group,
-                        block_n * BLOCK,
-                    )  # fmt: skip
-                    count += 1
+            for step in range(visits(own, start, stop, MASKED)):
+                block_n, _ = visited(own, step, start, MASKED)
+                at = count % STAGES
+                mbarrier.wait(empty.index(at), ((count // STAGES) & 1) ^ 1)
+                load_pair(
+                    k_source, v_source, k_tiles, v_tiles, at, ready.index(at), batch, head // group,
+                    block_n * BLOCK,
+                )  # fmt: skip
+                count += 1
 
     @gluon.jit
     def weights_and_slopes(
@@ -104,12 +103,12 @@ if AVAILABLE:
 
     @gluon.jit
     def query_gradient(
-        out, grad, dq, lse, delta, mask, lists, added, q_tiles, g_tiles, k_tiles, v_tiles,
+        out, residue, grad, dq, lse, delta, mask, lists, added, q_tiles, g_tiles, k_tiles, v_tiles,
         own_ready, own_empty, ready, empty,
         o_b, o_h, o_n, g_b, g_h, g_n, dq_b, dq_h, dq_n, m_b, m_h, m_m, c_b, c_h, c_m, x_b, x_h, x_m, x_n,
         heads, n_planes, n_blocks, together, n_items, n_q, n_k, low, high, scale,
         DIM: gl.constexpr, DIM_V: gl.constexpr, MASKED: gl.constexpr, LEFT: gl.constexpr, RIGHT: gl.constexpr,
-        EXACT: gl.constexpr, STAGES: gl.constexpr, PAIRED: gl.constexpr, PRECISE: gl.constexpr,
+        EXACT: gl.constexpr, STAGES: gl.constexpr, PAIRED: gl.constexpr, RESIDUE: gl.constexpr,
         PART: gl.constexpr,
     ):  # fmt: skip
         """One group of four warps: dq of 64 queries of each block, and their delta."""
@@ -133,18 +132,18 @@ if AVAILABLE:
             start, whole, until, stop = key_blocks(row, 2 * ROWS, low, high, n_k, BLOCK, LEFT, RIGHT)
             row += PART * ROWS
 
-            row_delta = gl.zeros([ROWS], gl.float32, gl.SliceLayout(1, raw_layout))
-            if not PRECISE:
-                i = row + gl.arange(0, ROWS, layout=gl.SliceLayout(1, load_layout))
-                cols = gl.arange(0, COLS_V, layout=gl.SliceLayout(0, load_layout))[None, :]
-                inside = (i < n_q)[:, None] & (cols < DIM_V)
-                at = out + batch.to(gl.int64) * o_b + head.to(gl.int64) * o_h
-                o = gl.load(at + i.to(gl.int64)[:, None] * o_n + cols, mask=inside, other=0.0)
-                at = grad + batch.to(gl.int64) * g_b + head.to(gl.int64) * g_h
-                g = gl.load(at + i.to(gl.int64)[:, None] * g_n + cols, mask=inside, other=0.0)
-                products = gl.sum(o.to(gl.float32) * g.to(gl.float32), 1)
-                gl.store(delta + plane.to(gl.int64) * n_q + i, products, mask=i < n_q)
-                row_delta = gl.convert_layout(products, gl.SliceLayout(1, raw_layout))
+            i = row + gl.arange(0, ROWS, layout=gl.SliceLayout(1, load_layout))
+            cols = gl.arange(0, COLS_V, layout=gl.SliceLayout(0, load_layout))[None, :]
+            inside = (i < n_q)[:, None] & (cols < DIM_V)
+            at = batch.to(gl.int64) * o_b + head.to(gl.int64) * o_h + i.to(gl.int64)[:, None] * o_n + cols
+            o = gl.load(out + at, mask=inside, other=0.0).to(gl.float32)
+            if RESIDUE:
+                o += gl.load(residue + at, mask=inside, other=0.0).to(gl.float32)
+            at = grad + batch.to(gl.int64) * g_b + head.to(gl.int64) * g_h
+            g = gl.load(at + i.to(gl.int64)[:, None] * g_n + cols, mask=inside, other=0.0)
+            products = gl.sum(o * g.to(gl.float32), 1)
+            gl.store(delta + plane.to(gl.int64) * n_q + i, products, mask=i < n_q)
+            row_delta = gl.convert_layout(products, gl.SliceLayout(1, raw_layout))
             i = row + gl.arange(0, ROWS, layout=gl.SliceLayout(1, raw_layout))
             row_lse = gl.load(lse + plane.to(gl.int64) * n_q + i, mask=i < n_q, other=float("inf"))
 
@@ -156,19 +155,6 @@ if AVAILABLE:
                 words += gl.arange(0, BLOCK, layout=gl.SliceLayout(0, raw_layout))
             mbarrier.wait(own_ready, turn & 1)
             own = lists + batch.to(gl.int64) * c_b + head.to(gl.int64) * c_h + block.to(gl.int64) * c_m
-            if PRECISE:
-                for step in range(visits(own, start, stop, MASKED)):
-                    block_n, code = visited(own, step, start, MASKED)
-                    p, dp = weights_and_slopes(
-                        queries, grads, k_tiles, v_tiles, ready, row_lse, count,
-                        (block_n < whole) | (block_n >= until), code, words, addends, x_m, x_n, row,
-                        block_n * BLOCK, n_q, n_k, low, high, factor, scale_2, raw_layout,
-                        MASKED, LEFT, RIGHT, EXACT, STAGES,
-                    )  # fmt: skip
-                    row_delta += gl.sum(p * dp, 1)
-                    mbarrier.arrive(empty.index(count % STAGES), count=1)
-                    count += 1
-                gl.store(delta + plane.to(gl.int64) * n_q + i, row_delta, mask=i < n_q)
             acc = gl.zeros([ROWS, COLS], gl.float32, acc_layout)
             for step in range(visits(own, start, stop, MASKED)):
                 block_n, code = visited(own, step, start, MASKED)
@@ -190,16 +176,15 @@ if AVAILABLE:
 
     @gluon.jit
     def query_gradient_kernel(
-        q, grad_source, k, v, out, grad, dq, lse, delta, mask, lists, added,
+        q, grad_source, k, v, out, residue, grad, dq, lse, delta, mask, lists, added,
         o_b, o_h, o_n, g_b, g_h, g_n, dq_b, dq_h, dq_n, m_b, m_h, m_m, c_b, c_h, c_m, x_b, x_h, x_m, x_n,
         heads, group, n_planes, n_blocks, together, n_items, n_q, n_k, low, high, scale,
         DIM: gl.constexpr, DIM_V: gl.constexpr, MASKED: gl.constexpr, LEFT: gl.constexpr, RIGHT: gl.constexpr,
-        EXACT: gl.constexpr, STAGES: gl.constexpr, PAIRED: gl.constexpr, PRECISE: gl.constexpr,
+        EXACT: gl.constexpr, STAGES: gl.constexpr, PAIRED: gl.constexpr, RESIDUE: gl.constexpr,
     ):  # fmt: skip
         """dq = scale dS k, and delta, which `key_gradient_kernel` reads.
 
-        delta = rowsum(grad * out), or with `PRECISE` rowsum(P * dP), in a sweep over the keys before that
-        for dq.
+        delta = rowsum(grad * out), with `RESIDUE` of the output before it was rounded.
         """
         dtype: gl.constexpr = q.dtype
         BLOCK: gl.constexpr = k.block_type.shape[2]
@@ -220,24 +205,24 @@ if AVAILABLE:
         gl.warp_specialize(
             [
                 (query_gradient, (
-                    out, grad, dq, lse, delta, mask, lists, added, q_tiles, g_tiles, k_tiles, v_tiles,
-                    own_ready, own_empty, ready, empty, o_b, o_h, o_n, g_b, g_h, g_n, dq_b, dq_h, dq_n,
-                    m_b, m_h, m_m, c_b, c_h, c_m, x_b, x_h, x_m, x_n,
+                    out, residue, grad, dq, lse, delta, mask, lists, added, q_tiles, g_tiles, k_tiles,
+                    v_tiles, own_ready, own_empty, ready, empty, o_b, o_h, o_n, g_b, g_h, g_n,
+                    dq_b, dq_h, dq_n, m_b, m_h, m_m, c_b, c_h, c_m, x_b, x_h, x_m, x_n,
                     heads, n_planes, n_blocks, together, n_items, n_q, n_k, low, high, scale,
-                    DIM, DIM_V, MASKED, LEFT, RIGHT, EXACT, STAGES, PAIRED, PRECISE, 0,
+                    DIM, DIM_V, MASKED, LEFT, RIGHT, EXACT, STAGES, PAIRED, RESIDUE, 0,
                 )),
                 (query_gradient, (
-                    out, grad, dq, lse, delta, mask, lists, added, q_tiles, g_tiles, k_tiles, v_tiles,
-                    own_ready, own_empty, ready, empty, o_b, o_h, o_n, g_b, g_h, g_n, dq_b, dq_h, dq_n,
-                    m_b, m_h, m_m, c_b, c_h, c_m, x_b, x_h, x_m, x_n,
+                    out, residue, grad, dq, lse, delta, mask, lists, added, q_tiles, g_tiles, k_tiles,
+                    v_tiles, own_ready, own_empty, ready, empty, o_b, o_h, o_n, g_b, g_h, g_n,
+                    dq_b, dq_h, dq_n, m_b, m_h, m_m, c_b, c_h, c_m, x_b, x_h, x_m, x_n,
                     heads, n_planes, n_blocks, together, n_items, n_q, n_k, low, high, scale,
-                    DIM, DIM_V, MASKED, LEFT, RIGHT, EXACT, STAGES, PAIRED, PRECISE, 1,
+                    DIM, DIM_V, MASKED, LEFT, RIGHT, EXACT, STAGES, PAIRED, RESIDUE, 1,
                 )),
                 (load_for_queries, (
                     q, grad_source, k, v, lists, q_tiles, g_tiles, k_tiles, v_tiles,
                     own_ready, own_empty, ready, empty,
                     heads, group, n_planes, n_blocks, together, n_items, n_k, low, high,
-                    c_b, c_h, c_m, BLOCK, MASKED, LEFT, RIGHT, STAGES, PAIRED, PRECISE,
+                    c_b, c_h, c_m, BLOCK, MASKED, LEFT, RIGHT, STAGES, PAIRED,
                 )),
             ],
             [4, 1],
@@ -246,10 +231,9 @@ if AVAILABLE:
 
 
 def launch_query_gradient(
-    q: Tensor, k: Tensor, v: Tensor, out: Tensor, grad: Tensor, dq: Tensor, lse: Tensor, delta: Tensor,
-    mask: Prepared, scale: float, low: int, high: int, limits: tuple[bool, bool], together: int,
-    programs: int,
-    params: Mapping[str, int], precise: bool = False,
+    q: Tensor, k: Tensor, v: Tensor, out: Tensor, residue: Tensor, grad: Tensor, dq: Tensor, lse: Tensor,
+    delta: Tensor, mask: Prepared, scale: float, low: int, high: int, limits: tuple[bool, bool],
+    together: int, programs: int, params: Mapping[str, int],
 ) -> None:  # fmt: skip
     """Write dq and delta; arguments as `launch_forward` has them, `params` with BLOCK in keys."""
     blocks, planes = -(-q.shape[2] // (2 * ROWS)), q.shape[0] * q.shape[1]
@@ -257,11 +241,12 @@ def launch_query_gradient(
     values, strides = mask.arguments(2 * ROWS, params["BLOCK"], k.shape[2], low, high, limits, lse)
     query_gradient_kernel[(grid,)](
         described(q, ROWS), described(grad, ROWS), described(k, params["BLOCK"]),
-        described(v, params["BLOCK"]), out, grad, dq, lse, delta,
+        described(v, params["BLOCK"]), out, residue, grad, dq, lse, delta,
         *values, *out.stride()[:3], *grad.stride()[:3], *dq.stride()[:3], *strides,
         q.shape[1], q.shape[1] // k.shape[1], planes, blocks, together, count, q.shape[2], k.shape[2],
         low, high, scale, DIM=q.shape[3], DIM_V=v.shape[3], MASKED=mask.kind, LEFT=limits[0],
         RIGHT=limits[1],
-        EXACT=q.dtype == torch.float16, STAGES=params["STAGES"], PAIRED=paired, PRECISE=precise,
+        EXACT=q.dtype == torch.float16, STAGES=params["STAGES"], PAIRED=paired,
+        RESIDUE=residue.numel() > 0,
         num_warps=4, maxnreg=168,
     )  # fmt: skip

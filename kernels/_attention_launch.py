@@ -26,7 +26,7 @@ def tile(block_m: int, block_n: int, warps: int, stages: int, tma: int = 0) -> P
 def roles(block: int, stages: int, groups: int = 2, persistent: int = 1, unmasked: int = 1) -> Params:
     """One row of the kernels with warps of different roles: keys (or queries) a tile, buffers in the ring,
     groups of four warps with 64 rows each, whether programs stay for further blocks, and whether it is also
-    the faster kernel where there is neither mask nor bias, nor another sweep over the keys."""
+    the faster kernel where there is neither mask nor bias."""
     return {
         "BLOCK": block, "STAGES": stages, "GROUPS": groups, "PERSISTENT": persistent, "UNMASKED": unmasked
     }  # fmt: skip
@@ -68,8 +68,7 @@ class Tiles:
         if q.dtype == torch.float32 or any(options[name] for name in beyond):
             return {}
         params = self.roles.pick(max(options["COLS"], options["COLS_V"]), q.device)
-        beside = options["BIAS"] or options.get("PRECISE", False)
-        return params if not params or beside or params["UNMASKED"] else {}
+        return params if not params or options["BIAS"] or params["UNMASKED"] else {}
 
 
 FORWARD = Tiles(

@@ -28,6 +28,8 @@ except ImportError:
 
 #: Keys and values of the heads that are worked on at a time; half of the L2 of an A100 or H100.
 _L2_SHARE_BYTES = 20 * 2**20
+#: Of what rounding takes from a 16-bit output: float16 would end where that is still of weight.
+RESIDUE = torch.bfloat16
 #: A tile's rows are addressed with 32-bit offsets, so strides beyond this are made dense first.
 _MAX_STRIDE = 2**31 // 512
 
@@ -39,6 +41,14 @@ def _like(x: Tensor, length: int, dim: int, heads: int | None = None) -> Tensor:
     if x.stride(1) < x.stride(2):
         return x.new_empty(batch, length, heads, dim).transpose(1, 2)
     return x.new_empty(batch, heads, length, dim)
+
+
+def _results(q: Tensor, v: Tensor, precise: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """Empty output, log-sum-exp and residue; a float32 output is exact enough without one."""
+    out, lse = _like(q, q.shape[2], v.shape[3]), q.new_empty(q.shape[:3], dtype=torch.float32)
+    if precise and q.dtype != torch.float32:
+        return out, lse, torch.empty_like(out, dtype=RESIDUE)
+    return out, lse, q.new_empty(0, dtype=RESIDUE)
 
 
 def _rows(x: Tensor) -> Tensor:
@@ -125,9 +135,9 @@ def _forward_fake(
     lower_right: bool,
     max_q: int,
     max_k: int,
-    precise: bool = False,
-) -> tuple[Tensor, Tensor]:
-    return _like(q, q.shape[2], v.shape[3]), q.new_empty(q.shape[:3], dtype=torch.float32)
+    precise: bool = True,
+) -> tuple[Tensor, Tensor, Tensor]:
+    return _results(q, v, precise)
 
 
 def _gradient_fake(
@@ -138,13 +148,13 @@ def _gradient_fake(
 
 def _setup(ctx: Any, inputs: Any, output: Any) -> None:
     ctx.save_for_backward(*inputs[:7], *output)
-    ctx.mark_non_differentiable(output[1])
-    ctx.rest = inputs[7:]
+    ctx.mark_non_differentiable(*output[1:])
+    ctx.rest = inputs[7:15]
 
 
-def _backward(ctx: Any, grad: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
-    q, k, v, bias, cu_q, cu_k, seed, out, lse = ctx.saved_tensors
-    grads = attention_gradient_op(grad, q, k, v, out, lse, bias, cu_q, cu_k, seed, *ctx.rest)
+def _backward(ctx: Any, grad: Tensor, *_: Tensor | None) -> tuple[Tensor | None, ...]:
+    q, k, v, bias, cu_q, cu_k, seed, out, lse, residue = ctx.saved_tensors
+    grads = attention_gradient_op(grad, q, k, v, out, lse, bias, cu_q, cu_k, seed, *ctx.rest, residue)
     return (*grads, *[None] * 13)
 
 
@@ -168,13 +178,15 @@ def attention_gradient_op(
     lower_right: bool,
     max_q: int,
     max_k: int,
-    precise: bool = False,
+    residue: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of q, k and v, laid out as they are; `precise` as `attention` has it."""
+    """Gradients of q, k and v, laid out as they are; `residue` is the output's, or empty."""
     dq, dk, dv = (_like(x, x.shape[2], x.shape[3]) for x in (q, k, v))
     if not (q.numel() and k.numel() and v.numel()) or dropout == 1.0:
         return dq.zero_(), dk.zero_(), dv.zero_()
     q, k, v, out, grad = map(_rows, (q, k, v, out, grad))
+    if residue.numel() and residue.stride() != out.stride():
+        residue = torch.empty_strided(out.shape, out.stride(), dtype=RESIDUE, device=q.device).copy_(residue)
     options = _options(q, v, bias, cu_q, softcap, dropout, left, right, lower_right)
     heads, heads_k = q.shape[1], k.shape[1]
     batch = q.shape[0] if cu_q is None else cu_q.shape[0] - 1
@@ -187,11 +199,11 @@ def attention_gradient_op(
 
     planes, cells = batch * heads, None
     together = _together(q, k, v, planes, heads // heads_k)
-    if params := _roles(QUERY_GRADIENT, {**options, "PRECISE": precise}, q, k, v, grad):
+    if params := _roles(QUERY_GRADIENT, options, q, k, v, grad):
         mask = prepared(bias)
         cells = mask.cells
         launch_query_gradient(
-            q, k, v, out, grad, dq, lse, delta, mask, *window, together, processors, params, precise
+            q, k, v, out, residue, grad, dq, lse, delta, mask, *window, together, processors, params
         )
     else:
         params = QUERY_GRADIENT.pick(q, options)
@@ -203,10 +215,10 @@ def attention_gradient_op(
         query, key, value, grad_source = sources
         lists, list_strides = listed_for(bias, params["BLOCK_M"], params["BLOCK_N"], *window[1:])
         query_gradient_kernel[(planes * blocks,)](
-            query, key, value, out, grad_source, grad, dq, lse, delta, bias, lists, cu_q, cu_k, seed,
+            query, key, value, out, residue, grad_source, grad, dq, lse, delta, bias, lists, cu_q, cu_k, seed,
             *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *out.stride()[:3], *grad.stride()[:3],
             *dq.stride()[:3], *_bias_strides(bias), *list_strides, heads, heads // heads_k, planes, blocks,
-            together, *scalars, **options, **params, PRECISE=precise,
+            together, *scalars, **options, **params, RESIDUE=residue.numel() > 0,
         )  # fmt: skip
 
     by_role = _roles(KEY_GRADIENT, options, q, k, v, grad)
@@ -274,17 +286,18 @@ def attention_op(
     lower_right: bool,
     max_q: int,
     max_k: int,
-    precise: bool = False,
-) -> tuple[Tensor, Tensor]:
-    """The output, laid out as q, and the log-sum-exp of each row's scores in the kernels' own units.
+    precise: bool = True,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The output, laid out as q, the log-sum-exp of each row's scores in the kernels' own units, the residue.
 
     q, k and v are (batch, heads, tokens, dim); packed sequences have batch 1 and `cu_q`, `cu_k`. `left` and
     `right` bound the window, negative for no bound; `softcap` 0 is none; `bias` is expanded to (batch, heads,
-    q tokens, k tokens).
+    q tokens, k tokens). The residue is what rounding takes from the output, if `precise`, for the backward;
+    else it is empty.
     """
-    out, lse = _like(q, q.shape[2], v.shape[3]), q.new_empty(q.shape[:3], dtype=torch.float32)
+    out, lse, residue = _results(q, v, precise)
     if not (q.numel() and k.numel() and v.numel()) or dropout == 1.0:
-        return out.zero_(), lse.fill_(torch.inf)
+        return out.zero_(), lse.fill_(torch.inf), residue.zero_()
     q, k, v = map(_rows, (q, k, v))
     options = _options(q, v, bias, cu_q, softcap, dropout, left, right, lower_right)
     heads, group = q.shape[1], q.shape[1] // k.shape[1]
@@ -295,9 +308,9 @@ def attention_op(
     window = (shift - left, shift + right, (left >= 0, right >= 0))
     if params := _roles(FORWARD, options, q, k, v):
         launch_forward(
-            q, k, v, out, lse, prepared(bias), scale, *window, together, sm_count(q.device), params
+            q, k, v, out, residue, lse, prepared(bias), scale, *window, together, sm_count(q.device), params
         )
-        return out, lse
+        return out, lse, residue
     params = FORWARD.pick(q, options)
     blocks = cdiv(max_q, params["BLOCK_M"])
     sources: tuple[Any, ...] = (q, k, v)
@@ -306,9 +319,9 @@ def attention_op(
         sources = _descriptors(sources, params, options)
     lists, list_strides = listed_for(bias, params["BLOCK_M"], params["BLOCK_N"], *window)
     forward_kernel[(planes * blocks,)](
-        *sources, out, lse, bias, lists, cu_q, cu_k, seed,
+        *sources, out, residue, lse, bias, lists, cu_q, cu_k, seed,
         *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *out.stride()[:3], *_bias_strides(bias),
         *list_strides, heads, group, planes, blocks, together, max_q, max_k, lse.shape[2],
-        scale, softcap, left, right, **options, **params,
+        scale, softcap, left, right, **options, **params, RESIDUE=residue.numel() > 0,
     )  # fmt: skip
-    return out, lse
+    return out, lse, residue

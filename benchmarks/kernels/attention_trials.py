@@ -152,14 +152,14 @@ def made_mask(shape: Shape, device: str) -> torch.Tensor | None:
 class Problem:
     """The tensors of a case, and calls of our operators on them."""
 
-    def __init__(self, shape: Shape, device: str) -> None:
+    def __init__(self, shape: Shape, device: str, *, precise: bool = True) -> None:
         make = torch.empty if device == "cpu" else torch.randn
         dtype = getattr(torch, shape.dtype)
 
         def rows(heads: int, tokens: int) -> torch.Tensor:
             return make(shape.batch, tokens, heads, shape.dim, device=device, dtype=dtype).transpose(1, 2)
 
-        self.shape = shape
+        self.shape, self.precise = shape, precise
         self.q, self.grad = rows(shape.heads, shape.n), rows(shape.heads, shape.n)
         self.k, self.v = rows(shape.heads_k, shape.m), rows(shape.heads_k, shape.m)
         self.mask = made_mask(shape, device)
@@ -170,20 +170,22 @@ class Problem:
         if self.mask is not None:
             self.bias = self.mask.expand(shape.batch, shape.heads, shape.n, shape.m)
 
-    def forward(self) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         from advisor.kernels import _attention_ops as ops
 
-        return ops.attention_op(self.q, self.k, self.v, self.bias, None, None, None, *self.rest)
+        return ops.attention_op(self.q, self.k, self.v, self.bias, None, None, None, *self.rest, self.precise)
 
-    def backward(self, out: torch.Tensor, lse: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def backward(
+        self, out: torch.Tensor, lse: torch.Tensor, residue: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
         from advisor.kernels import _attention_ops as ops
 
         saved = (self.grad, self.q, self.k, self.v, out, lse, self.bias)
-        return ops.attention_gradient_op(*saved, None, None, None, *self.rest)
+        return ops.attention_gradient_op(*saved, None, None, None, *self.rest, residue)
 
     def both(self) -> tuple[torch.Tensor, ...]:
-        out, lse = self.forward()
-        return (out, *self.backward(out, lse))
+        out, *statistics = self.forward()
+        return (out, *self.backward(out, *statistics))
 
     def reference(self) -> tuple[torch.Tensor, ...]:
         """Output and gradients of our plain implementation, in fp32, a batch and key head at a time."""

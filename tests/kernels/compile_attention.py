@@ -20,14 +20,14 @@ def main() -> None:
     rest = (0.1, 0.0, 0.0, -1, 0, False, 1024, 1024)
     ops.attention_op(x, x, x, None, None, None, None, *rest)
     statistics = torch.empty(1, 1, 1024)
-    ops.attention_gradient_op(x, x, x, x, x, statistics, None, None, None, None, *rest)
+    ops.attention_gradient_op(x, x, x, x, x, statistics, None, None, None, None, *rest, x)
     for ptx, (name, _, _) in compiled.kernels.items():
         _, spilled = aot._assembled(ptx, 90)
         print(name, spilled, ptx.count("wgmma.mma_async"))
     if not hopper.AVAILABLE:
         return
-    # The kernels with roles, for a head dimension each of the two that the table tells apart, with a mask and
-    # with another sweep over the keys; a number a score once for all heads, for each key, and for each head.
+    # The kernels with roles, for a head dimension each of the two that the table tells apart, with a mask;
+    # a number a score once for all heads, for each key, and for each head.
     n = 1024
     bits, numbers = (torch.empty(n, n, dtype=dtype) for dtype in (torch.bool, torch.bfloat16))
     for name, masks in (
@@ -45,10 +45,7 @@ def main() -> None:
                 table.pick_roles = lambda q, options, params=params: params
             for mask in masks:
                 ops.attention_op(x, x, x, mask, None, None, None, *rest)
-                for precise in (False, True)[: 2 if name == "roles" else 1]:
-                    ops.attention_gradient_op(
-                        x, x, x, x, x, statistics, mask, None, None, None, *rest, precise
-                    )
+                ops.attention_gradient_op(x, x, x, x, x, statistics, mask, None, None, None, *rest, x)
         for ptx, (kernel, _, _) in compiled.kernels.items():
             if kernel.endswith(("forward_kernel", "gradient_kernel")):
                 _, spilled = aot._assembled(ptx, 90)

@@ -1,8 +1,8 @@
 """The bundled attention: two products forward, seven backward, since no gradient is summed by atomics.
 
-One kernel computes dq (scores, dp, dq; with ``precise_gradient`` scores and dp once more before), another dk
-and dv (scores, dp, dv, dk). An ideal operator would need five products, and that is its cost as a whole; what
-the kernels compute again is theirs alone.
+One kernel computes dq (scores, dp, dq), another dk and dv (scores, dp, dv, dk). With ``precise_gradient`` the
+forward also writes what rounding takes from a 16-bit output, and the first of the two reads it. An ideal
+operator would need five products, and that is its cost as a whole; what the kernels compute again is theirs.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from advisor.roofline.costs.model import Cost, OpCall, Tensor
 from advisor.roofline.costs.registry import Result, assign, cost
 from advisor.roofline.costs.roles import matrix_pipe
 
+#: A number of what rounding takes from the output.
+_RESIDUE_BYTES = 2
 #: The family of operators that these count under.
 FAMILY = "attention"
 
@@ -50,20 +52,23 @@ def _size(x: Tensor) -> float:
 
 @cost("advisor_kernels::attention")
 def forward(call: OpCall) -> Cost:
-    """q, k, v and a mask in, the output and a statistic a row out."""
+    """q, k, v and a mask in, the output, a statistic a row and, if asked for, the output's residue out."""
     q, k, v, mask = tensor(call, 0), tensor(call, 1), tensor(call, 2), optional(call, 3)
     pairs = _pairs(call, q, k, packed=4, window=10)
     rows = q.numel / q.shape[3]
     read = footprint(q) + footprint(k) + footprint(v) + (footprint(mask) if mask else 0.0)
-    written = rows * v.shape[3] * itemsize(q.dtype) + 4 * rows
+    size = itemsize(q.dtype)
+    # Traces of before there was a residue lack the argument.
+    size += _RESIDUE_BYTES if size == 2 and text(call, 15).lower() in ("true", "1") else 0
+    written = rows * v.shape[3] * size + 4 * rows
     pipe = matrix_pipe("", q.dtype, call.settings)
     return Cost(2.0 * pairs * (q.shape[3] + v.shape[3]), read, written, pipe)
 
 
 @cost("advisor_kernels::attention_backward")
 def backward(call: OpCall) -> Result:
-    """Both kernels read q, k, v, the output's gradient and the row statistics; the first the output too,
-    unless it sums what it needs of that itself."""
+    """Both kernels read q, k, v, the output's gradient and the row statistics; the first also the output,
+    and its residue."""
     grad, q, k, v, out = (tensor(call, index) for index in range(5))
     mask = optional(call, 6)
     pairs = _pairs(call, q, k, packed=7, window=13)
@@ -71,13 +76,11 @@ def backward(call: OpCall) -> Result:
     inputs = sum(map(footprint, (grad, q, k, v))) + (footprint(mask) if mask else 0.0)
     pipe = matrix_pipe("", q.dtype, call.settings)
     of_q, of_kv = _size(q), _size(k) + _size(v)
-    # Traces of before it could be asked for lack the argument.
-    precise = text(call, 18).lower() in ("true", "1")
-    sweeps = 2.0 * pairs * (2 * dim + dim_v + (dim + dim_v) * precise)
-    read = inputs + 4 * rows + (0.0 if precise else footprint(out))
-    query = Cost(sweeps, read, of_q + 4 * rows, pipe)
+    residue = optional(call, 18)
+    results = footprint(out) + (footprint(residue) if residue else 0.0)
+    query = Cost(2.0 * pairs * (2 * dim + dim_v), inputs + results + 4 * rows, of_q + 4 * rows, pipe)
     key = Cost(4.0 * pairs * (dim + dim_v), inputs + 8 * rows, of_kv, pipe)
-    whole = Cost(2.0 * pairs * (3 * dim + 2 * dim_v), inputs + footprint(out) + 4 * rows, of_q + of_kv, pipe)
+    whole = Cost(2.0 * pairs * (3 * dim + 2 * dim_v), inputs + results + 4 * rows, of_q + of_kv, pipe)
     # Sums of parts, where few key heads are shared out: an ideal kernel has none.
     rest = Cost(0.0, 2 * of_kv, of_kv, "vector_fp32")
     return assign(call, rest, ("query_gradient", query), ("key_gradient", key), whole=whole)

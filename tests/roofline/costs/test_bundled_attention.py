@@ -28,8 +28,8 @@ def test_the_scores_of_a_window_are_those_counted_one_by_one(n, m, left, right, 
     assert seen_pairs(n, m, left, right, lower_right) == _counted(n, m, left, right, lower_right)
 
 
-def _forward(*window, mask=None, packed=None):
-    args = (Q, K, K, mask, packed, packed, None, *SCALARS, *window, *ENDS)
+def _forward(*window, mask=None, packed=None, precise="False"):
+    args = (Q, K, K, mask, packed, packed, None, *SCALARS, *window, *ENDS, precise)
     return op_cost(call("advisor_kernels::attention", *args))
 
 
@@ -61,13 +61,15 @@ def test_the_backwards_kernels_compute_seven_products_and_the_operator_needs_fiv
     assert op_cost(recorded).flops == 5 * product
 
 
-def test_a_precise_gradient_multiplies_twice_more_and_reads_no_output():
+def test_a_precise_gradient_takes_the_outputs_residue_along():
     args = (Q, Q, K, K, Q, ROWS, None, None, None, None, *SCALARS, "-1", "-1", "False", *ENDS)
     kernels = [Launch("query_gradient_kernel", 8), Launch("key_gradient_kernel", 8)]
     plain, precise = (
-        launch_costs(call("advisor_kernels::attention_backward", *args, said, kernels=kernels))
-        for said in ("False", "True")
+        launch_costs(call("advisor_kernels::attention_backward", *args, residue, kernels=kernels))
+        for residue in (((0,), BF16), Q)
     )
-    product = 2 * 8 * (2 * 4 * 6 * 10)
-    assert [found.flops for found in precise] == [5 * product, 4 * product]
-    assert plain[0].bytes_read - precise[0].bytes_read == 2 * (2 * 4 * 6 * 8)
+    assert [found.flops for found in precise] == [found.flops for found in plain]
+    assert precise[0].bytes_read - plain[0].bytes_read == 2 * (2 * 4 * 6 * 8)
+    assert precise[1].bytes_read == plain[1].bytes_read
+    forwards = [_forward("-1", "-1", "False", precise=said) for said in ("False", "True")]
+    assert forwards[1].bytes_written - forwards[0].bytes_written == 2 * (2 * 4 * 6 * 8)
