@@ -8,8 +8,9 @@ against the graph as it is once more, and against the one that nothing was repla
 go on to see the parameters that the optimizer makes of those it was recorded with.
 
 Outputs are copies. Gradients are the recorded graph's own memory, which the next call writes over, in its
-forward too. A parameter that still has one then gets a copy of it, unless the loop was seen to let go of such
-before the backward, as most do.
+forward too. A parameter that has no gradient takes that memory for its own; one that has adds to what it has.
+Where one still has ours when the next forward begins, as where gradients of several batches are added up, it
+gets a copy first, unless the loop was seen to let go of such before the backward, again and again.
 """
 
 from __future__ import annotations
@@ -41,6 +42,9 @@ log = logging.getLogger(__name__)
 _CHECKED = (1, 2, 13, 25, 64)
 #: Calls in a row unlike the recorded one, after which the recording is dropped.
 _PATIENCE = 50
+#: Steps in a row that let go of gradients between forward and backward, from which on that is relied on:
+#: a loop that adds up those of several batches does so once, and not in the step after.
+_RELIED_ON = 2
 
 #: How functions that draw random numbers begin.
 _RANDOM = ("rand", "normal", "bernoulli", "multinomial", "uniform", "exponential", "dropout")
@@ -72,9 +76,11 @@ class Recording:
         self._given: list[Tensor] = []
         self._open: weakref.ref[_Open] | None = None
         self._turn = 0
-        #: Whether the loop lets go of gradients between forward and backward; None while that is not known.
-        self._lets_go: bool | None = None
-        self._had = False
+        self._adds_up = recorder.adds_up
+        #: Parameters that had a gradient when the forward began: of ours, if any had.
+        self._out: list[Tensor] = []
+        #: Steps in a row that let go of all of them before the backward.
+        self._let_go = 0
         _refuse_others(self._static)
         wants = [self._static[i] for i in self._wants]
 
@@ -97,11 +103,15 @@ class Recording:
             torch.set_autocast_cache_enabled(False)
             recorder.rehearse(both)
             leaves = [args[i] for i in self._wants if fixed[i] and args[i].is_leaf]
-            replaced_bytes = size_bytes([leaf.grad for leaf in leaves if leaf.grad is not None])
+            # A view is one of a bucket, which stays.
+            held = [leaf.grad for leaf in leaves if leaf.grad is not None and not leaf.grad._is_view()]
+            replaced_bytes = 0 if self._adds_up else size_bytes(held)
             recorded = recorder.record(forward, backward, replaced_bytes)
         self._outputs, self._gradients = recorded.outputs, recorded.gradients
         self._forward, self._backward = recorded.forward, recorded.backward
-        self._leaves = [(self._args[i], g) for i, g in zip(self._wants, self._gradients, strict=True)]
+        # As in the call itself, nothing leads to what gets no gradient: whoever counts parameters sees that.
+        self._given_to = [(i, g) for i, g in zip(self._wants, self._gradients, strict=True) if g is not None]
+        self._leaves = [(self._args[i], g) for i, g in self._given_to]
 
     def takes(self, args: Sequence[Any]) -> bool:
         """Whether a call is like the recorded one."""
@@ -135,32 +145,37 @@ class Recording:
 
     def play(self, args: Sequence[Any]) -> tuple[Tensor | None, ...]:
         """Replay the call; what comes out is differentiable."""
-        return _Replay.apply(self, args, *[args[i] for i in self._wants])  # type: ignore[no-any-return]
+        return _Replay.apply(self, args, *[args[i] for i, _ in self._given_to])  # type: ignore[no-any-return]
 
     def forward(self, args: Sequence[Any]) -> list[Tensor | None]:
         """The outputs, in memory of their own."""
-        self._had = any(leaf is not None and leaf.grad is not None for leaf, _ in self._leaves)
-        if not self._lets_go:
+        held = [(leaf, mine) for leaf, mine in self._leaves if leaf is not None and leaf.grad is not None]
+        self._out = [leaf for leaf, mine in held if _is(leaf, mine)] or [leaf for leaf, _ in held]
+        if not self._relied_on:
             self._move_gradients()
         return self._run_forward(args)
 
     def backward(self, gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
-        """The gradients of all arguments that want one, in memory that the next call writes over.
+        """The gradients of all arguments that get one, in memory that the next call writes over.
 
         Raises:
             RuntimeError: the loop keeps gradients that it was relied on to let go of.
         """
-        if self._lets_go and any(_is(leaf, mine) for leaf, mine in self._leaves):
+        if self._relied_on and any(_is(leaf, mine) for leaf, mine in self._leaves):
             raise RuntimeError(
                 "a step that was replayed has written over gradients that parameters still have, where the "
                 "loop let go of them before. ADVISOR_SWAP_REPLAY=0 in the environment leaves it unreplayed"
             )
-        held = any(leaf is not None and leaf.grad is not None for leaf, _ in self._leaves)
-        if self._had:
-            self._lets_go = not held
+        if self._out:
+            self._let_go = 0 if any(leaf.grad is not None for leaf in self._out) else self._let_go + 1
+            self._out = []
         self._run_backward(gradients)
-        # A parameter takes what it is given for its own, where it has no gradient yet.
-        return [None if g is None else g.clone() if held else g.detach() for g in self._gradients]
+        return [g.detach() for _, g in self._given_to]
+
+    @property
+    def _relied_on(self) -> bool:
+        """Whether gradients of ours need not be moved when a forward begins, for they will be let go of."""
+        return self._let_go >= _RELIED_ON and not self._adds_up
 
     def results(
         self, args: Sequence[Any], gradients: Sequence[Tensor | None]
@@ -203,14 +218,15 @@ class Recording:
         """Its backward begins.
 
         Raises:
-            RuntimeError: another call has been replayed since.
+            RuntimeError: another call has been replayed since, or this one's backward has been.
         """
         if opened.turn != self._turn:
             raise RuntimeError(
-                "a second backward through a step that another has followed: steps are replayed, and of the "
-                "one before nothing is left. ADVISOR_SWAP_REPLAY=0 in the environment leaves them unreplayed"
+                "a second backward through a step, or one that another has followed: steps are replayed, and "
+                "of the one before nothing is left. ADVISOR_SWAP_REPLAY=0 in the environment leaves them "
+                "unreplayed"
             )
-        self._open = None
+        self._open, opened.turn = None, 0
 
 
 class _Open:

@@ -18,7 +18,8 @@ class OnCpu:
 
     held_bytes = 0
 
-    def __init__(self, spoil: float = 0.0) -> None:
+    def __init__(self, spoil: float = 0.0, adds_up: bool = False) -> None:
+        self.adds_up = adds_up
         self.replays, self.recordings, self._spoil = 0, 0, spoil
         self.closed = False
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from advisor.swap.rewrite.record import Recorded, Unrecordable
 from advisor.swap.rewrite.replay import Replayer, drawn_on_cpu
+from tests.swap.alone import alone
 from tests.swap.rewrite.recorder import OnCpu, write
 
 
@@ -41,6 +42,17 @@ class Loop:
         loss.backward()
         self.optimizer.step()
         self.losses.append(loss.item())
+
+
+class Called(nn.Module):
+    """A loop's forward, for what wraps modules."""
+
+    def __init__(self, loop: Loop) -> None:
+        super().__init__()
+        self.net, self._forward = loop.net, loop.forward
+
+    def forward(self, i: int) -> Tensor:
+        return self._forward(i)
 
 
 def plain(steps: int, **options: Any) -> Loop:
@@ -328,9 +340,9 @@ def test_gradients_of_the_step_before_may_be_let_go_of_between_forward_and_backw
 
     loop = train(Loop())
     assert same(loop, train(Loop(replay=False)))
-    # Seen once, it is relied on: gradients are the recording's memory, not copies.
+    # Seen twice, it is relied on: gradients are the recording's memory, not copies.
     recording = loop.step_call._recording
-    assert recording._lets_go
+    assert recording._relied_on
     assert loop.net[0].weight.grad.data_ptr() == recording._gradients[0].data_ptr()
 
 
@@ -343,6 +355,112 @@ def test_a_loop_that_keeps_gradients_after_it_let_go_of_them_is_an_error_and_not
         loop.optimizer.step()
     with pytest.raises(RuntimeError, match="has written over gradients that parameters still have"):
         loop.forward(9).backward()
+
+
+@pytest.mark.parametrize("adds_up", [True, False])
+@pytest.mark.parametrize("set_to_none", [True, False])
+@pytest.mark.parametrize("every", [2, 3, 4])
+def test_gradients_of_several_batches_are_added_up_where_the_first_is_let_go_of_in_mid_step(
+    adds_up: bool, set_to_none: bool, every: int
+) -> None:
+    # GIVEN a loop that lets go of gradients between forward and backward, once in a while, as Lightning does
+    def train(loop: Loop) -> Loop:
+        for i in range(40):
+            loss = loop.forward(i)
+            if i % every == 0:
+                loop.optimizer.zero_grad(set_to_none)
+            (loss / every).backward()
+            if i % every == every - 1:
+                loop.optimizer.step()
+            loop.losses.append(loss.item())
+        return loop
+
+    loop = train(Loop(OnCpu(adds_up=adds_up)))
+    assert loop.step_call.refused == ""
+    assert loop.recorder.replays > 37
+    assert same(loop, train(Loop(replay=False)))
+
+
+def test_a_loop_that_begins_to_add_up_later_is_no_error_where_that_is_known() -> None:
+    def train(loop: Loop) -> Loop:
+        for i in range(24):
+            loss = loop.forward(i)
+            if i < 12 or i % 3 == 0:
+                loop.optimizer.zero_grad()
+            loss.backward()
+            if i < 12 or i % 3 == 2:
+                loop.optimizer.step()
+            loop.losses.append(loss.item())
+        return loop
+
+    loop = train(Loop(OnCpu(adds_up=True)))
+    assert loop.recorder.replays > 20
+    assert same(loop, train(Loop(replay=False)))
+
+
+def test_a_parameter_without_a_gradient_takes_the_recordings_and_one_that_has_adds_without_a_copy() -> None:
+    loop = Loop()
+    for i in range(6):
+        loop.step(i)
+    recording = loop.step_call._recording
+    first, *others = loop.net.parameters()
+    loop.optimizer.zero_grad()
+    first.grad = torch.zeros_like(first)
+    loop.forward(7).backward()
+    assert first.grad.data_ptr() != recording._gradients[0].data_ptr()
+    assert [p.grad.data_ptr() for p in others] == [g.data_ptr() for g in recording._gradients[1:4]]
+    assert torch.equal(first.grad, recording._gradients[0])
+
+
+def test_a_second_backward_through_the_same_step_is_an_error() -> None:
+    loop = Loop()
+    for i in range(5):
+        loop.step(i)
+    loss = loop.forward(6)
+    loss.backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="a second backward through a step"):
+        loss.backward()
+
+
+def test_nothing_leads_to_a_parameter_that_gets_no_gradient() -> None:
+    # GIVEN a call that is given a weight, and does not use it
+    def call(w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor, x: Tensor) -> tuple[Tensor]:
+        return ((x @ w1.t() + b1).tanh().square().mean() + b2.detach().sum(),)
+
+    loop, fired = Loop(call=call), []
+    for p in loop.net.parameters():
+        p.register_post_accumulate_grad_hook(lambda p: fired.append(tuple(p.shape)))
+    for i in range(6):
+        loop.step(i)
+    assert loop.recorder.replays
+    assert set(fired) == {(8, 4), (8,)}
+    nodes, known = [loop.forward(7).grad_fn], set()
+    while nodes:
+        node = nodes.pop()
+        if getattr(node, "variable", None) is not None:
+            known.add(tuple(node.variable.shape))
+        nodes += [after for after, _ in node.next_functions if after is not None]
+    assert known == {(8, 4), (8,)}
+
+
+@pytest.mark.parametrize("set_to_none", [True, False])
+@pytest.mark.parametrize("views", [True, False])
+def test_gradients_that_are_views_of_buckets_stay_beside_the_recordings(views, set_to_none) -> None:
+    class Noting(OnCpu):
+        def record(self, forward, backward, replaced_bytes=0) -> Recorded:
+            self.replaced_bytes = replaced_bytes
+            return super().record(forward, backward, replaced_bytes)
+
+    loop = Loop(Noting())
+    with alone():
+        ddp = nn.parallel.DistributedDataParallel(Called(loop), gradient_as_bucket_view=views)
+        for i in range(3):
+            loss = ddp(i)
+            loop.optimizer.zero_grad(set_to_none)
+            loss.backward()
+            loop.optimizer.step()
+    parameters = sum(p.numel() * p.element_size() for p in loop.net.parameters())
+    assert loop.recorder.replaced_bytes == (0 if views else parameters)
 
 
 class Drifting(OnCpu):
