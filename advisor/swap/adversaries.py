@@ -17,6 +17,9 @@ _LARGE = {torch.float16: 16.0}
 _TINY = {torch.float16: 1e-3}
 #: What is added to scores that are to count for nothing is less than this.
 _HIDES = -1e3
+#: What keys and values are shifted by, their own numbers being about one, and how large queries then are: the
+#: scores differ little, so that written-out attention rounds next to nothing but what is the values'.
+_COMMON, _GENTLE = 10.0, 0.25
 #: No powers of two nor ratios of small numbers, which would leave roundings as they are.
 _SIMILAR = (0.93, 0.977, 1.021, 1.067)
 
@@ -79,14 +82,35 @@ def hard(
         example: the call.
         saturates: whether it multiplies inputs and takes the softmax: values stay so small that the softmax
             is no step function, whose gradient is nought when written out and rounding when fused. Masks of
-            large negative numbers may hide all keys of a row in another batch.
+            large negative numbers may hide all keys of a row in another batch. In 16 bits, keys and values
+            that are much alike tell whether the backward takes the rounding of its result for a gradient.
         steady: arguments that are what they are in every batch.
     """
+    if saturates and _in_16_bits(example):
+        yield "keys and values that have much in common (as training makes them)", _in_common(example)
     for name, make in {**VALUES, **(_SATURATING if saturates else {})}.items():
         yield name, changed(example, make, parameters=make is _anew)
     hidden = _hidden(example, steady) if saturates else None
     if hidden is not None:
         yield "a row that sees no key", hidden
+
+
+def _in_16_bits(example: Example) -> bool:
+    floats = [t for t in example.args if isinstance(t, Tensor) and t.is_floating_point()]
+    return example.autocast is not None or any(t.element_size() == 2 for t in floats)
+
+
+def _in_common(example: Example) -> Example:
+    """The call with keys and values shifted by one number, whatever their layout, and small queries."""
+    tensors = [t for t in example.args if isinstance(t, Tensor) and t.is_floating_point()]
+    alone = bool(tensors) and not any(t is tensors[0] for t in tensors[1:])
+
+    def shifted(t: Tensor) -> Tensor:
+        if alone and t.data_ptr() == tensors[0].data_ptr() and t.shape == tensors[0].shape:
+            return _scaled_to(t, _GENTLE)
+        return (_scaled_to(t.double(), 1.0) + _COMMON).to(t.dtype)
+
+    return changed(example, shifted)
 
 
 def _hidden(example: Example, steady: Collection[int]) -> Example | None:

@@ -9,6 +9,7 @@ inputs of several take; `dtype` of the result.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -54,21 +55,10 @@ def candidates(settings: dict[str, Any], grouped: int, called: bool = False) -> 
             name,
             _sdpa,
             _SDPA.format(arguments=theirs),
-            _sdpa_reasons,
+            partial(_sdpa_reasons, called=called),
             deterministic=name == "SDPA (math)",
             backend=backend,
             grouped=grouped,
-            **settings,
-        )
-    if settings["compute"] != torch.float32:
-        # PyTorch's kernels round as the plain one does: where that is too much, this one is left.
-        precise = ", precise_gradient=True"
-        yield bundled(
-            "attention (precise gradient)",
-            _bundled,
-            _bundled_reasons,
-            _OURS.format(arguments=mask + (", causal=True" if causal else "") + arguments + precise),
-            precise=True,
             **settings,
         )
 
@@ -137,7 +127,6 @@ def _bundled(
     dropout_p: float,
     compute: torch.dtype,
     dtype: torch.dtype,
-    precise: bool = False,
 ) -> Tensor:
     mask = _merged(masks, forms, _rank(orders, batch))
     q, k, v = _inputs(q, k, v, orders, batch, compute)
@@ -151,7 +140,6 @@ def _bundled(
         scale=scale,
         softcap=softcap,
         dropout_p=dropout_p,
-        precise_gradient=precise,
     )
     return _back(y, orders[3], dtype, batch)
 
@@ -230,7 +218,24 @@ def _sdpa(
     return _back(y, orders[3], dtype, batch)
 
 
-def _sdpa_reasons(q: Tensor, *rest: Tensor, grouped: int, **settings: Any) -> Sequence[str]:
+def _sdpa_reasons(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *masks: Tensor,
+    called: bool,
+    grouped: int,
+    dropout_p: float,
+    compute: torch.dtype,
+    **settings: Any,
+) -> Sequence[str]:
+    reasons = []
     if grouped > 1 and tuple(int(n) for n in torch.__version__.split(".")[:2]) < (2, 5):
-        return ["grouped queries need torch 2.5"]
-    return []
+        reasons.append("grouped queries need torch 2.5")
+    trained = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
+    # Values made to be hard show that where no random numbers are drawn, see `advisor.swap.verify`.
+    if dropout_p and compute != torch.float32 and trained and not called:
+        reasons.append(
+            "in 16 bits its gradients of queries and keys go wrong where keys and values have much in common"
+        )
+    return reasons
