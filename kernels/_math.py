@@ -55,6 +55,22 @@ def widened(x):
 
 
 @triton.jit
+def widened_again(x):
+    """As `widened`, and not the same to the compiler: between the two it holds x, and not x in fp32."""
+    if _HAS_PTX:
+        if x.dtype == tl.bfloat16:
+            y = tl.inline_asm_elementwise(
+                "shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000;", "=r,=r,r", [x], dtype=tl.uint32,
+                is_pure=False, pack=2,
+            ).to(tl.float32, bitcast=True)  # fmt: skip
+        else:
+            y = x.to(tl.float32)
+    else:
+        y = x.to(tl.float32)
+    return y
+
+
+@triton.jit
 def sum_as_eager(x, y):
     """x + y in fp32, after rounding to their dtype where that is one, as between eager PyTorch's operators.
 

@@ -8,6 +8,7 @@ from torch import Tensor
 from ._device import sm_count
 from ._launch import LaunchTable, Row, cdiv, next_power_of_2
 from ._math import widened
+from ._norm_stream import backward_stream, stream_row
 from ._norm_wide import backward_wide, forward_wide, weight_partials_wide
 from ._random import keep_8, keep_scale, keep_threshold
 from ._rows import (
@@ -261,7 +262,14 @@ def launch_backward(
     if not x.numel():
         return dx, dropped, [torch.zeros(n_cols, dtype=d, device=x.device) for d in dtypes]
     rows, drows = as_rows(x), as_rows(dy)
-    if n_cols > MAX_BACKWARD_BLOCK and dsum is None and dropped is None:
+    alone = dsum is None and dropped is None
+    streamed = stream_row(rows, drows, weight) if alone else None
+    if streamed is not None:
+        partial = backward_stream(
+            drows, rows, weight, stats, dx, offset, is_rms, round_first, parts, streamed
+        )
+        fused = parts
+    elif n_cols > MAX_BACKWARD_BLOCK and alone:
         backward_wide(drows, rows, weight, stats, dx, offset, is_rms)
         fused = 0
     else:

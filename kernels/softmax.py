@@ -24,7 +24,7 @@ from torch import Tensor
 from ._device import device_reasons, dtype_reasons, refuse
 from ._family import Family
 from ._launch import LaunchTable, cdiv, next_power_of_2
-from ._math import exp, exp_beside, reciprocal, widened
+from ._math import exp, exp_beside, reciprocal, widened, widened_again
 from ._ops import autocast_dtype, operator
 from ._rows import shares, store_tile
 from ._triton import tl, triton
@@ -72,7 +72,8 @@ BACKWARD = LaunchTable(
         "sm_90": [
             (2048, {"TILE": 2048, "num_warps": 2}),
             (4096, {"TILE": 4096, "num_warps": 8}),
-            (_WHOLE_ROW, {"TILE": 1, "num_warps": 16}),
+            # With 64 registers a thread, which rows of 16 bits need, two such programs run side by side.
+            (_WHOLE_ROW, {"TILE": 1, "num_warps": 16, "maxnreg": 64}),
             (None, {"TILE": 8192, "num_warps": 16}),
         ],
         "interpreter": [(None, {"TILE": 2048, "num_warps": 1})],
@@ -238,16 +239,18 @@ def _softmax_backward_kernel(
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
     cols = tl.arange(0, BLOCK)[None, :]
     limit = tl.where(rows < n_rows, _limits(rows, n_queries, n_cols, diagonal, CAUSAL), 0)
-    where = rows.to(tl.int64) * n_cols + cols
+    # A row's place and then a column's, which is known at compile time: one address for all of a thread's.
+    row = rows.to(tl.int64) * n_cols
     seen = (cols // 8 * 8 < limit) & (cols < n_cols)
     if FULL:
-        y, dy = widened(tl.load(y_ptr + where)), widened(tl.load(dy_ptr + where))
+        y, dy = tl.load(y_ptr + row + cols), tl.load(dy_ptr + row + cols)
     else:
-        y = widened(tl.load(y_ptr + where, mask=seen, other=float("-inf") if LOG else 0.0))
-        dy = widened(tl.load(dy_ptr + where, mask=seen, other=0.0))
-    total = tl.sum(_term(dy, y, LOG), axis=1)[:, None]
-    dx = _gradient(dy, y, total, scale, BLOCKED, LOG, y_ptr.dtype.element_ty == tl.float32)
-    store_tile(dx_ptr + where, dx, (rows < n_rows) & (cols < n_cols), 1, FULL)
+        y = tl.load(y_ptr + row + cols, mask=seen, other=float("-inf") if LOG else 0.0)
+        dy = tl.load(dy_ptr + row + cols, mask=seen, other=0.0)
+    total = tl.sum(_term(widened(dy), widened(y), LOG), axis=1)[:, None]
+    EXACT: tl.constexpr = y_ptr.dtype.element_ty == tl.float32
+    dx = _gradient(widened_again(dy), widened_again(y), total, scale, BLOCKED, LOG, EXACT)
+    store_tile(dx_ptr + row + cols, dx, (rows < n_rows) & (cols < n_cols), 1, FULL)
 
 
 @triton.jit
@@ -349,6 +352,8 @@ def gradient_op(
     n_cols = y.shape[-1]
     n_rows = y.numel() // n_cols
     long, programs, params = _plan(BACKWARD, y, causal and not log)
+    if y.element_size() + dy.element_size() > 4:
+        params.pop("maxnreg", None)
     # In the log form dy counts where the score was excluded too: all of it is read.
     (_softmax_backward_long_kernel if long else _softmax_backward_kernel)[(programs,)](
         dy.contiguous(), y, dx, n_rows, n_cols, scale, y.shape[-2] if y.dim() > 1 else 1, diagonal,
