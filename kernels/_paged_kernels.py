@@ -43,6 +43,22 @@ def locate(table, tile, j, held, BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr
     return block, (j % BLOCK_SIZE).to(tl.int64)
 
 
+@triton.jit
+def let_next_begin():
+    """The next kernel of the stream, if launched so, may take places that are free."""
+    tl.inline_asm_elementwise(
+        "griddepcontrol.launch_dependents; mov.b32 $0, 0;", "=r", [], dtype=tl.int32, is_pure=False, pack=1
+    )
+
+
+@triton.jit
+def await_previous():
+    """What the kernels before this one wrote is there."""
+    tl.inline_asm_elementwise(
+        "griddepcontrol.wait; mov.b32 $0, 0;", "=r", [], dtype=tl.int32, is_pure=False, pack=1
+    )
+
+
 # What changes while sequences grow: no value of these may call for another compilation.
 @triton.jit(do_not_specialize=["table_b", "splits", "capacity", "left"])
 def paged_attention_kernel(
@@ -51,14 +67,17 @@ def paged_attention_kernel(
     group, kv_heads, n_queries, row_blocks, splits, capacity, scale, softcap, left, PARTS: tl.constexpr,
     DIM: tl.constexpr, COLS: tl.constexpr, BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr, ALIBI: tl.constexpr, SCALED: tl.constexpr, PRECISION: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, LEAST: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, LEAST: tl.constexpr, OVERLAP: tl.constexpr = False,
 ):  # fmt: skip
     """Softmax-weighted values of a whole sequence, with the scores' log-sum-exp; or (`PARTS`) of a split.
 
     A split gives what `paged_combine_kernel` takes: the weighted sum, the largest score in units of log2 and
     the sum of weights. The two stay apart, since added up a large score would swallow the sum's logarithm. A
     split without tokens writes nothing. Rows that see no key give 0, and -inf for log-sum-exp or score.
+    With `OVERLAP` the kernel that puts splits together begins while this one runs, and waits for its end.
     """
+    if OVERLAP:
+        let_next_begin()
     pid = tl.program_id(0)
     # Heads of one split run side by side: their keys are neighbours in memory.
     row_block, pid = pid % row_blocks, pid // row_blocks
@@ -148,7 +167,7 @@ def paged_combine_kernel(
     parts, stats, lengths, out, lse, o_b, o_n, o_h,
     heads, n_queries, splits, capacity, left,
     DIM: tl.constexpr, COLS: tl.constexpr, WINDOW: tl.constexpr, BLOCK_N: tl.constexpr, LEAST: tl.constexpr,
-    BLOCK_S: tl.constexpr,
+    BLOCK_S: tl.constexpr, OVERLAP: tl.constexpr = False,
 ):  # fmt: skip
     """One row of the output: the splits' weighted sums over their sums of weights, by the same maximum."""
     row = tl.program_id(0)
@@ -157,6 +176,8 @@ def paged_combine_kernel(
         lengths, batch, n_queries, capacity, left, splits, WINDOW, BLOCK_N, LEAST
     )
     used = tl.cdiv(length - start, share)
+    if OVERLAP:
+        await_previous()
     cols = tl.arange(0, COLS)
     parts += row.to(tl.int64) * splits * DIM
     stats += row.to(tl.int64) * splits * 2

@@ -13,7 +13,8 @@ from ._paged_kernels import cache_write_kernel, paged_attention_kernel, paged_co
 from ._tf32 import tf32_allowed
 
 #: By the head dimension, padded to a power of two. The loads of block numbers take half of the pipeline's
-#: stages, so that 5 hold two tiles of keys and values. `per_sm` programs fit on a multiprocessor.
+#: stages, so that 5 hold two tiles of keys and values. `per_sm` programs fit on a multiprocessor. Where
+#: `OVERLAP` is 1, what puts splits together is launched while they are worked on.
 SPLIT = LaunchTable(
     "paged_attention",
     {
@@ -147,6 +148,7 @@ def paged_attention_op(
     programs = batch * kv_heads * row_blocks
     tiles = cdiv(min(max_context_len, capacity), params["BLOCK_N"])
     splits = split_count(programs, sm_count(q.device) * params.pop("per_sm"), tiles)
+    overlap = bool(params.pop("OVERLAP", 0)) and splits > 1
     parts, stats = out, lse
     if splits > 1:
         parts = q.new_empty((batch, n_queries, heads, splits, dim), dtype=torch.float32)
@@ -159,13 +161,17 @@ def paged_attention_op(
         *parts.stride()[:3], parts.stride(3) if splits > 1 else 0,
         group, kv_heads, n_queries, row_blocks, splits, capacity, scale, softcap, left, splits > 1,
         DIM=dim, COLS=cols, BLOCK_SIZE=block_size, SOFTCAP=softcap > 0.0, ALIBI=slopes is not None,
-        SCALED=k_scale is not None, PRECISION="tf32" if tf32 else "ieee", BLOCK_M=block_m, **cut, **params,
+        SCALED=k_scale is not None, PRECISION="tf32" if tf32 else "ieee", BLOCK_M=block_m,
+        OVERLAP=overlap, **cut, **params,
     )  # fmt: skip
+    # Launched as a programmatic dependent: before it waits for the splits it reads nothing that they write.
+    dependent = {"OVERLAP": True, "launch_pdl": True} if overlap else {}
     if splits > 1:
         paged_combine_kernel[(batch * n_queries * heads,)](
             parts, stats, context_lens, out, lse, *out.stride()[:3],
             heads, n_queries, splits, capacity, left,
             DIM=dim, COLS=cols, BLOCK_S=min(_SPLITS_AT_A_TIME, next_power_of_2(splits)), **cut, num_warps=4,
+            **dependent,
         )  # fmt: skip
     return out, lse
 

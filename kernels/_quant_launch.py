@@ -189,9 +189,11 @@ def launch_stream(
     params["ROWS"] = _rows(params["ROWS"], 1, n_out, 16, x.device)
     if params.get("OVERLAP"):
         params["launch_pdl"] = True
+    steps = cdiv(n_blocks, params["num_warps"] * params["AHEAD"])
+    if params.get("FETCH"):
+        params["FETCH"] = min(params["FETCH"], steps - 1)
     _quant_stream._stream_kernel[(cdiv(n_out, params["ROWS"]),)](
-        x, packed, scale, zero, bias, y, n_out, n_blocks, BITS=bits, GROUPS=groups,
-        STEPS=cdiv(n_blocks, params["num_warps"] * params["AHEAD"]), **params,
+        x, packed, scale, zero, bias, y, n_out, n_blocks, BITS=bits, GROUPS=groups, STEPS=steps, **params,
     )  # fmt: skip
 
 

@@ -158,6 +158,66 @@ if AVAILABLE:
             )  # fmt: skip
 
     @gluon.jit
+    def _fetch_bulk(at, size, mask):
+        """Ask for so many bytes from each pointer on, multiples of 16, as far as the L2 cache."""
+        gl.inline_asm_elementwise(
+            "{ .reg .pred p; setp.ne.b32 p, $3, 0; @p cp.async.bulk.prefetch.L2.global [$1], $2;"
+            " mov.b32 $0, 0; }",
+            "=r,l,r,r", [at, size, mask.to(gl.int32)], dtype=gl.int32, is_pure=False, pack=1,
+        )  # fmt: skip
+
+    @gluon.jit
+    def _ask(
+        packed_ptr, first, n_out, row_words, step,
+        ROWS: gl.constexpr, STEP: gl.constexpr, WARPS: gl.constexpr, PIECE: gl.constexpr,
+    ):  # fmt: skip
+        """Ask for a step's words, `STEP` of each row, as far as the L2 cache: `PIECE` bytes a thread."""
+        A_ROW: gl.constexpr = STEP * 4 // PIECE
+        i = gl.arange(0, ROWS * A_ROW, layout=gl.BlockedLayout([1], [32], [WARPS], [0]))
+        row, word = first + i // A_ROW, step * STEP + i % A_ROW * (PIECE // 4)
+        at = packed_ptr + (row.to(gl.int64) * row_words + word)
+        _fetch(at, (row < n_out) & (word < row_words), 1)
+
+    @gluon.jit
+    def _ask_in_bulk(
+        packed_ptr, first, n_out, row_words, step, warp, end,
+        ROWS: gl.constexpr, STEP: gl.constexpr, WARPS: gl.constexpr,
+    ):  # fmt: skip
+        """The same by a thread a row, of the warp `warp`; and the steps up to `end` by the warps after it."""
+        i = gl.arange(0, 32 * WARPS, layout=gl.BlockedLayout([1], [32], [WARPS], [0]))
+        row, step = first + i % 32, step + i // 32 - warp
+        word = step * STEP
+        wanted = (i % 32 < ROWS) & (row < n_out) & (i // 32 >= warp) & (step < end) & (word < row_words)
+        size = gl.minimum(row_words - word, STEP) * 4
+        _fetch_bulk(packed_ptr + (row.to(gl.int64) * row_words + word), size, wanted)
+
+    @gluon.jit
+    def _ask_for_scales(at, first, n_out, n_groups, WARPS: gl.constexpr, GROUPS: gl.constexpr):
+        """Ask for the scales or zero points of these rows, all `n_groups`, `GROUPS` at the most."""
+        i = gl.arange(0, 32 * WARPS, layout=gl.BlockedLayout([1], [32], [WARPS], [0]))
+        for begin in gl.static_range(0, GROUPS, 32 * WARPS):
+            _fetch(at + ((begin + i).to(gl.int64) * n_out + first), begin + i < n_groups, 1)
+
+    @gluon.jit
+    def _ask_ahead(
+        packed_ptr, scale_ptr, zero_ptr, first, n_out, n_blocks,
+        BITS: gl.constexpr, GROUPS: gl.constexpr, ROWS: gl.constexpr, STEP: gl.constexpr, WARPS: gl.constexpr,
+        MOST: gl.constexpr, BEGIN: gl.constexpr, END: gl.constexpr, PIECE: gl.constexpr,
+    ):  # fmt: skip
+        """Ask for the words of the steps from `BEGIN` up to `END`, and for all scales and zero points."""
+        if BITS == 4:
+            _ask_for_scales(scale_ptr, first, n_out, n_blocks * GROUPS, WARPS, MOST)
+            if zero_ptr is not None:
+                _ask_for_scales(zero_ptr, first, n_out, n_blocks * GROUPS, WARPS, MOST)
+        row_words = n_blocks * (BITS * 4)
+        if PIECE:
+            for step in gl.static_range(BEGIN, END):
+                _ask(packed_ptr, first, n_out, row_words, step, ROWS, STEP, WARPS, PIECE)
+        else:
+            for step in gl.static_range(BEGIN, END, WARPS):
+                _ask_in_bulk(packed_ptr, first, n_out, row_words, step, 0, END, ROWS, STEP, WARPS)
+
+    @gluon.jit
     def _let_next_begin():
         """The next kernel of the stream, if launched so, may take places that are free."""
         gl.inline_asm_elementwise(
@@ -189,18 +249,23 @@ if AVAILABLE:
         x_ptr, packed_ptr, scale_ptr, zero_ptr, bias_ptr, y_ptr, n_out, n_blocks,
         BITS: gl.constexpr, GROUPS: gl.constexpr, ROWS: gl.constexpr, AHEAD: gl.constexpr,
         TOGETHER: gl.constexpr, STEPS: gl.constexpr, num_warps: gl.constexpr,
-        PAST_L1: gl.constexpr = 0, OVERLAP: gl.constexpr = 0,
+        PAST_L1: gl.constexpr = 0, OVERLAP: gl.constexpr = 0, FETCH: gl.constexpr = 0,
+        PIECE: gl.constexpr = 0,
     ):  # fmt: skip
         """`ROWS` rows of W a program; a warp takes `AHEAD` neighbouring blocks of them in each step.
 
         The next step's are loaded `TOGETHER` at a time, when as many of this one's are used: two of int4 make
         a line of the cache. With `OVERLAP` the kernel is launched as a programmatic dependent: it begins
-        while the one before it ends, asks for its first words meanwhile, and reads nothing until then.
+        while the one before it ends, asks for its first words meanwhile, and reads nothing until then; with 1
+        the next one may begin at once, with 2 when all programs of this one are in their last step. `FETCH`
+        steps beyond the first one are asked for as far as the L2 cache, `PIECE` bytes a thread and
+        instruction or, where it is 0, a row's at once: memory works on more than registers can wait for.
         """
         WARPS: gl.constexpr = num_warps
         ELEMENTS: gl.constexpr = 16 // BITS
         WORDS: gl.constexpr = 64 // ELEMENTS
         A_GROUP: gl.constexpr = ELEMENTS // GROUPS
+        STEP: gl.constexpr = WARPS * AHEAD * WORDS
         DTYPE: gl.constexpr = x_ptr.dtype.element_ty
         W_WORDS: gl.constexpr = _w_layout(ROWS, WARPS, WORDS)
         X_WORDS: gl.constexpr = _x_layout(WARPS, WORDS)
@@ -220,12 +285,19 @@ if AVAILABLE:
         s_block = gl.arange(0, WARPS, layout=gl.SliceLayout(1, OF_ROW))[:, None] * AHEAD
         s_row = gl.minimum(first + gl.arange(0, ROWS, layout=gl.SliceLayout(0, OF_ROW)), n_out - 1)[None, :]
         s_at = (s_block * GROUPS).to(gl.int64) * n_out + s_row
-        if OVERLAP:
+        if OVERLAP == 1:
             _let_next_begin()
-            for d in gl.static_range(AHEAD):
-                _fetch(w_at + d * WORDS, w_block + d < n_blocks, 4)
-                if BITS == 4:
-                    _fetch(scale_ptr + (s_at + d * GROUPS * n_out), s_block + d < n_blocks, 1)
+        if OVERLAP:
+            if FETCH:
+                _ask_ahead(
+                    packed_ptr, scale_ptr, zero_ptr, first, n_out, n_blocks,
+                    BITS, GROUPS, ROWS, STEP, WARPS, STEPS * WARPS * AHEAD * GROUPS, 0, FETCH + 1, PIECE,
+                )  # fmt: skip
+            else:
+                for d in gl.static_range(AHEAD):
+                    _fetch(w_at + d * WORDS, w_block + d < n_blocks, 4)
+                    if BITS == 4:
+                        _fetch(scale_ptr + (s_at + d * GROUPS * n_out), s_block + d < n_blocks, 1)
             _await_previous()
         ws, ss, zs = (), (), ()
         for d in gl.static_range(AHEAD):
@@ -256,6 +328,11 @@ if AVAILABLE:
                     other=0,
                 ),
             )
+        if FETCH > 0 and not OVERLAP:
+            _ask_ahead(
+                packed_ptr, scale_ptr, zero_ptr, first, n_out, n_blocks,
+                BITS, GROUPS, ROWS, STEP, WARPS, STEPS * WARPS * AHEAD * GROUPS, 1, FETCH + 1, PIECE,
+            )  # fmt: skip
         for step in gl.static_range(STEPS):
             x_all.index(step).store(xs[step])
         # Or the compiler puts one into the loop.
@@ -264,6 +341,17 @@ if AVAILABLE:
         total = gl.zeros([WARPS, ROWS, 8], gl.float32, SUMS)
         for step in range(STEPS):
             x_step = x_all.index(step)
+            if OVERLAP == 2:  # noqa: SIM102, known to the compiler
+                if step == STEPS - 1:
+                    _let_next_begin()
+            if FETCH > 0 and FETCH < STEPS - 1:
+                far = step + (FETCH + 1)
+                words = n_blocks * WORDS
+                if PIECE:
+                    _ask(packed_ptr, first, n_out, words, far, ROWS, STEP, WARPS, PIECE)
+                else:
+                    warp_of = step % WARPS
+                    _ask_in_bulk(packed_ptr, first, n_out, words, far, warp_of, far + 1, ROWS, STEP, WARPS)
             w_next, s_next, z_next = (), (), ()
             for d in gl.static_range(AHEAD):
                 w = _w_operand(ws[d], LEFT)

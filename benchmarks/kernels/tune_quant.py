@@ -1,13 +1,14 @@
 """Times ways and launch parameters of the weight-only products on this GPU, in both clocks.
 
     python -m benchmarks.kernels.tune_quant [--rows 1 16] [--budget-s 90] [--output FILE]
-    python -m benchmarks.kernels.tune_quant --further             one row of int4: what may bring it nearer
+    python -m benchmarks.kernels.tune_quant --further             one row of x: what may bring it nearer
 
 For each weight: every candidate row of the split kernel's table and, for one row of x, of the stream kernel's
 (`kernels/_quant_launch.py`), beside bf16's `F.linear` and PyTorch's packed product, all in turns. A
-candidate's result is held to the reference first. The fastest come first; what wins may go into the table
-under the architecture's name. A weight of one block a row tells what a call costs that has next to nothing to
-do. Candidates are compiled side by side.
+candidate's result is held to the reference first. The fastest come first, with their shares of the copy
+bandwidth and bf16's time over theirs; what wins may go into the table under the architecture's name. A weight
+of one block a row, or an empty launch, tells what a call costs that has next to nothing to do. Candidates are
+compiled side by side.
 """
 
 from __future__ import annotations
@@ -68,14 +69,25 @@ STREAM = [
 STREAM_INT8 = [
     (16, 2, 1, 4), (16, 2, 1, 8), (16, 1, 1, 8), (16, 2, 2, 8), (16, 2, 1, 16, 64), (32, 1, 1, 8, 128),
 ]  # fmt: skip
-#: Of the stream kernel, its row first: loads in smaller portions, more of them ahead. The last two numbers
-#: say whether they go past the first cache, and whether it starts while the kernel before it ends.
+#: Of the stream kernel, its row first: words asked for ahead, as far as the L2 cache. After the registers
+#: come steps ahead, bytes a thread asks for at once (0: in bulk), whether loads go past the first cache, and
+#: when the next kernel may begin.
 FURTHER = [
-    (16, 4, 2, 4, 128, 0, 0), (16, 4, 1, 4, 128, 0, 0), (16, 8, 2, 4, 168, 0, 0), (16, 8, 1, 4, 168, 0, 0),
-    (16, 4, 2, 4, 128, 1, 0), (16, 4, 2, 4, 128, 0, 1), (16, 4, 1, 4, 128, 1, 1), (16, 8, 1, 4, 168, 1, 1),
-    (16, 4, 2, 8, 128, 0, 1),
+    (16, 4, 2, 4, 128, 0, 0, 0, 0), (16, 4, 2, 4, 128, 4, 64, 0, 0), (16, 4, 2, 4, 128, 4, 0, 0, 0),
+    (16, 4, 2, 4, 128, 4, 32, 0, 0), (16, 2, 2, 4, 80, 8, 64, 0, 0), (16, 2, 2, 4, 80, 8, 0, 0, 0),
+    (16, 4, 2, 4, 128, 4, 128, 0, 0), (16, 2, 2, 4, 80, 8, 64, 0, 2), (16, 4, 2, 4, 128, 1, 64, 0, 0),
+    (16, 2, 2, 8, 64, 4, 64, 0, 0), (16, 4, 2, 8, 128, 2, 64, 0, 0), (16, 4, 2, 4, 128, 4, 64, 1, 0),
+    (32, 2, 2, 8, 128, 4, 64, 0, 0), (16, 2, 2, 4, 80, 8, 64, 0, 1), (16, 4, 2, 4, 128, 4, 64, 0, 2),
+    (16, 2, 2, 4, 80, 2, 64, 0, 0),
 ]  # fmt: skip
-FURTHER_WEIGHTS = [(8192, 8192, 4), (4096, 14336, 4)]
+FURTHER_INT8 = [
+    (16, 2, 1, 4, 128, 0, 0, 0, 0), (16, 2, 1, 4, 128, 4, 64, 0, 0), (16, 2, 1, 4, 128, 4, 0, 0, 0),
+    (16, 2, 1, 4, 128, 2, 64, 0, 0), (16, 1, 1, 4, 80, 8, 64, 0, 0), (16, 2, 1, 4, 128, 4, 64, 1, 0),
+]  # fmt: skip
+FURTHER_WEIGHTS = [(8192, 8192, 4), (4096, 14336, 4), (8192, 8192, 8), (28672, 8192, 4), (4096, 4096, 4)]
+#: Of these candidates, by their places, calls on one set too, which the cache may hold: what is left then is
+#: no time of memory.
+FROM_CACHE = (0, 1, 4)
 #: Out, columns and bits; the last for the cost of a call with next to nothing to do.
 WEIGHTS = [(8192, 8192, 4), (4096, 14336, 4), (4096, 4096, 4), (8192, 8192, 8), (8192, 128, 4)]
 #: Enough sets that the cache holds none when its turn comes again.
@@ -140,10 +152,12 @@ def trials(rows: int, bits: int) -> list[Trial]:
     return found
 
 
-def further() -> list[Trial]:
-    """The candidates of `FURTHER`."""
-    keys = "ROWS AHEAD TOGETHER num_warps maxnreg PAST_L1 OVERLAP"
-    return [_trial("quant_stream", keys, each) for each in FURTHER]
+def further(bits: int) -> list[Trial]:
+    """The candidates of `FURTHER`; of int8 behind what the split kernel has."""
+    keys = "ROWS AHEAD TOGETHER num_warps maxnreg FETCH PIECE PAST_L1 OVERLAP"
+    if bits == 4:
+        return [_trial("quant_stream", keys, each) for each in FURTHER]
+    return [trials(1, 8)[0], *(_trial("quant_stream_int8", keys, each) for each in FURTHER_INT8)]
 
 
 def _trial(table: str, keys: str, values: Sequence[int]) -> Trial:
@@ -210,9 +224,10 @@ def right(candidates: Sequence[Trial], inputs: Given) -> Iterator[Trial]:
 
 
 def timed(
-    weight: tuple[int, int, int], rows: int, bytes_per_s: float, candidates: Sequence[Trial]
-) -> list[Timed]:
-    """All that compete at one weight, the fastest in a row first."""
+    weight: tuple[int, int, int], rows: int, bytes_per_s: float, candidates: Sequence[Trial],
+    from_cache: Sequence[Trial] = (),
+) -> list[Timed]:  # fmt: skip
+    """All that compete at one weight, the fastest in a row first; `from_cache` on one set of inputs, too."""
     inputs = given(*weight, rows)
     pairs = list(zip(inputs.xs, inputs.weights, strict=True))
     y = torch.empty_like(inputs.expected, dtype=torch.bfloat16)
@@ -220,6 +235,10 @@ def timed(
         str(trial): [partial(launched, trial, x, w, y) for x, w in pairs]
         for trial in right(candidates, inputs)
     }
+    for trial in from_cache:
+        if str(trial) in calls:
+            calls[f"in a row from the cache: {trial}"] = calls[str(trial)][:1] * len(pairs)
+    calls["empty launch"] = [partial(torch.cuda._sleep, 0)] * len(pairs)
     for name, prepare in rivals(weight[2]).items():
         try:
             calls[name] = [prepare([x, w.packed]) for x, w in pairs]
@@ -247,12 +266,12 @@ def main() -> None:
     parser.add_argument("--budget-s", type=float, default=90.0, help="no weight begins after this")
     parser.add_argument("--jobs", type=int, default=14, help="processes that compile")
     parser.add_argument("--output", type=Path, help="JSON of all times")
-    parser.add_argument("--further", action="store_true", help="one row of int4, the candidates of FURTHER")
+    parser.add_argument("--further", action="store_true", help="one row of x, the candidates of FURTHER")
     args = parser.parse_args()
     start = time.monotonic()
     asked = [(rows, weight, trials(rows, weight[2])) for rows in args.rows for weight in WEIGHTS]
     if args.further:
-        asked = [(1, weight, further()) for weight in FURTHER_WEIGHTS]
+        asked = [(1, weight, further(weight[2])) for weight in FURTHER_WEIGHTS]
     tasks = [(trial, rows, weight) for rows, weight, candidates in asked for trial in candidates]
     with multiprocessing.get_context("spawn").Pool(args.jobs) as pool:
         for failure in filter(None, pool.imap_unordered(compiled, tasks)):
@@ -265,10 +284,14 @@ def main() -> None:
             print(f"{rows} x {weight}: no time left", flush=True)
             continue
         print(f"{rows} row(s) of x, out, columns, bits {weight}: single, in a row", flush=True)
-        for entry in timed(weight, rows, roof, candidates):
+        hot = [candidates[i] for i in FROM_CACHE] if args.further else []
+        found = timed(weight, rows, roof, candidates, hot)
+        bf16 = next((entry for entry in found if entry.name == "eager_bf16"), None)
+        for entry in found:
             results.append(asdict(entry))
             single, row = f"{entry.ms:.4f} ({entry.share:4.0%})", f"{entry.in_a_row_ms:.4f}"
-            print(f"  {single}  {row} ({entry.in_a_row_share:4.0%})  {entry.name}", flush=True)
+            ratios = f"{bf16.ms / entry.ms:.2f}x {bf16.in_a_row_ms / entry.in_a_row_ms:.2f}x" if bf16 else ""
+            print(f"  {single}  {row} ({entry.in_a_row_share:4.0%})  {ratios}  {entry.name}", flush=True)
         torch.cuda.empty_cache()
         if args.output:
             args.output.write_text(json.dumps(results, indent=1))

@@ -34,13 +34,18 @@ def test_candidates_are_distinct_have_what_their_tables_have_and_begin_with_what
         assert all(row.keys() <= now.keys() | {"maxnreg"} for row in own)
 
 
-def test_further_candidates_begin_with_what_is_there_and_differ_from_it():
-    now = dict(LaunchTable.known["quant_stream"].rows["sm_90"][-1][1])
-    first, *others = [dict(trial.row) for trial in tune.further()]
-    without = {"PAST_L1": 0, "OVERLAP": 0}
-    assert first == without | now
-    assert len({tuple(row.items()) for row in others}) == len(others)
-    assert all(row.keys() == first.keys() and row != first for row in others)
+@pytest.mark.parametrize("bits", [4, 8])
+def test_further_candidates_begin_with_what_is_there_and_differ_from_it(bits):
+    first, *others = tune.further(bits)
+    tables = LaunchTable.known[first.table].rows
+    now = next(dict(row) for limit, row in tables["sm_90"] if limit is None or limit >= 1)
+    without = {"PAST_L1": 0, "OVERLAP": 0, "FETCH": 0, "PIECE": 0} if bits == 4 else {}
+    assert dict(first.row) == without | now
+    assert len(set(others)) == len(others)
+    assert first not in others
+    keys = {frozenset(dict(trial.row)) for trial in others}
+    assert keys == {frozenset(dict(others[0].row))}
+    assert max(tune.FROM_CACHE) < len(others)
 
 
 def test_a_trials_row_is_its_tables_only_one_until_it_ends_even_if_it_fails():

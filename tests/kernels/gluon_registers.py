@@ -168,14 +168,27 @@ class Kernel:
 
 
 def install(monkeypatch, module):
-    """Until the test ends, the module's kernel runs here."""
+    """Until the test ends, the module's kernel runs here.
+
+    Returns:
+        A list that grows by what is asked for ahead: a storage, places in it, and bytes from each on or None.
+    """
     from triton.experimental.gluon._runtime import GluonJITFunction
 
-    language = _Language()
+    language, asked = _Language(), []
+
+    def fetch(at, mask, pack):
+        places, mask = at.places(mask)
+        asked.append((at.storage, places[mask], None))
+
+    def fetch_bulk(at, size, mask):
+        places, mask = at.places(mask)
+        asked.append((at.storage, places[mask], torch.broadcast_to(size, mask.shape)[mask]))
+
     replaced = {
         "gl": language, "mma_v2": product, "centred_element": element, "_bits": bits,
         "_in_order": lambda x: None, "_barrier": lambda: None,
-        "_words": lambda at, mask, past_l1: load(at, mask), "_fetch": lambda at, mask, pack: None,
+        "_words": lambda at, mask, past_l1: load(at, mask), "_fetch": fetch, "_fetch_bulk": fetch_bulk,
         "_let_next_begin": lambda: None, "_await_previous": lambda: None,
         **dict.fromkeys(("_w_layout", "_x_layout", "_copy_layout"), lambda *sizes: None),
     }  # fmt: skip
@@ -187,3 +200,4 @@ def install(monkeypatch, module):
             monkeypatch.setattr(module, name, runs)
     # Loop counters are values, not Python's integers.
     monkeypatch.setattr(module, "range", lambda n: map(value, range(int(n))), raising=False)
+    return asked

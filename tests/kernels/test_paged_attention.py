@@ -560,6 +560,37 @@ def test_what_the_benchmark_times_beside_ours_computes_the_same(device):
     torch.testing.assert_close(ours, theirs[:, :, 0], atol=2e-2, rtol=2e-2)
 
 
+@pytest.mark.gpu
+@pytest.mark.quick
+@pytest.mark.parametrize("graphed", [False, True])
+def test_splits_put_together_by_a_kernel_that_began_before_they_ended_give_the_same_bits(
+    device, monkeypatch, graphed
+):
+    if device.type == "cpu" or torch.version.hip or torch.cuda.get_device_capability() < (9, 0):
+        pytest.skip("no programmatic dependent launches")
+    # GIVEN calls right after one another, each of the last one's output, over a cache in splits
+    q, *cache = bench.inputs(Shape([5000], 8, 2, 128, 16))()
+
+    def chain():
+        out = [q]
+        for _ in range(16):
+            out.append(paged_attention(out[-1], *cache))
+        return torch.cat(out)
+
+    expected = chain()
+    row = dict(ops.SPLIT.pick(128, device))
+    monkeypatch.setattr(ops.SPLIT, "rows", {"default": ((None, row | {"OVERLAP": 1}),)})
+    found = chain()
+    if graphed:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            found = chain()
+        graph.replay()
+    # THEN
+    assert expected.isfinite().all()
+    assert torch.equal(found, expected)
+
+
 def test_the_kernels_compile_for_hopper_in_its_registers_with_16_byte_copies():
     # What the interpreter takes need not compile.
     pytest.importorskip("triton.backends.nvidia")

@@ -21,7 +21,7 @@ SIZES = [(37, 300), (19, 4480), (64, 2048)]
 def on_cpu(monkeypatch):
     if not INTERPRETED:
         pytest.skip("kernels are compiled in this process: set TRITON_INTERPRET=1")
-    gluon_registers.install(monkeypatch, stream)
+    return gluon_registers.install(monkeypatch, stream)
 
 
 @pytest.fixture
@@ -71,18 +71,63 @@ def test_scales_of_any_dtype_are_read_right(on_cpu, scale_dtype):
 
 
 def _only(monkeypatch, row):
-    chosen = dict(zip(("ROWS", "AHEAD", "TOGETHER", "num_warps", "PAST_L1", "OVERLAP"), row, strict=False))
+    keys = ("ROWS", "AHEAD", "TOGETHER", "num_warps", "PAST_L1", "OVERLAP", "FETCH", "PIECE")
+    chosen = dict(zip(keys, row, strict=False))
     for table in (launches.STREAM, launches.STREAM_INT8):
         monkeypatch.setattr(table, "rows", {"default": ((None, chosen),)})
 
 
 @pytest.mark.parametrize(
-    "row", [(16, 1, 1, 4), (16, 4, 2, 2), (32, 2, 1, 8), (16, 8, 2, 2), (16, 4, 1, 4, 1, 1)]
+    "row",
+    [
+        (16, 1, 1, 4),
+        (16, 4, 2, 2),
+        (32, 2, 1, 8),
+        (16, 8, 2, 2),
+        (16, 4, 1, 4, 1, 1),
+        (16, 1, 1, 2, 0, 2, 2, 64),
+    ],
 )
 @pytest.mark.parametrize("form", [(4, 128, True), (8, None, True)])
 def test_every_way_to_share_out_the_blocks_is_right(on_cpu, monkeypatch, row, form):
     _only(monkeypatch, row)
     _judge(torch.device("cpu"), form, 50, 1500, torch.float16)
+
+
+@pytest.mark.parametrize("piece", [0, 32, 128])
+@pytest.mark.parametrize("steps", [1, 3, 9])
+@pytest.mark.parametrize("form", [(4, 128, True), (4, 32, False), (8, None, True)])
+def test_of_the_words_after_the_first_step_each_is_asked_for_once(on_cpu, monkeypatch, form, steps, piece):
+    # GIVEN 18 blocks a row, and a step of 4 blocks
+    _only(monkeypatch, (16, 2, 1, 2, 0, 0, steps, piece))
+    weight = _quantize(torch.randn(37, 2200), form, torch.float16)
+    # WHEN
+    y = _streamed(torch.randn(1, 2200).half(), weight)
+    # THEN
+    assert y.isfinite().all()
+    asked = torch.zeros(weight.packed.numel(), dtype=torch.int32)
+    for storage, places, size in on_cpu:
+        if storage.dtype == torch.int32:
+            sizes = [piece] * len(places) if size is None else size.tolist()
+            for place, n in zip(places.tolist(), sizes, strict=True):
+                # A piece may reach beyond the row's end; what is asked for is where it begins.
+                row_end = (place // weight.packed.shape[1] + 1) * weight.packed.shape[1]
+                asked[place : min(place + n // 4, row_end)] += 1
+    first = 4 * weight.packed.shape[1] // 18
+    asked = asked.view_as(weight.packed)
+    assert (asked[:, :first] == 0).all()
+    assert (asked[:, first:] == 1).all()
+
+
+def test_all_scales_are_asked_for_ahead(on_cpu, monkeypatch):
+    _only(monkeypatch, (16, 2, 1, 2, 0, 0, 2, 64))
+    weight = _quantize(torch.randn(32, 3000), (4, 32, False), torch.float16)
+    _streamed(torch.randn(1, 3000).half(), weight)
+    for dtype in (torch.float16, torch.uint8):
+        places = torch.cat([places for storage, places, _ in on_cpu if storage.dtype == dtype])
+        # THEN of every group those of each program's first row
+        wanted = torch.arange(weight.scale.shape[1])[:, None] * 32 + torch.tensor([0, 16])
+        assert sorted(places.tolist()) == sorted(wanted.flatten().tolist())
 
 
 def test_a_bias_may_be_missing_and_an_infinite_x_gives_what_eager_gives(on_cpu):
@@ -163,8 +208,23 @@ def test_loads_past_the_first_cache_are_right_on_a_gpu(gpu, monkeypatch, form):
 
 @pytest.mark.gpu
 @pytest.mark.quick
+@pytest.mark.parametrize("piece", [0, 64])
+@pytest.mark.parametrize("steps", [1, 9])
+@pytest.mark.parametrize("form", [(4, 128, True), (4, 32, False), (8, None, True)])
+def test_asking_ahead_changes_no_bit_on_a_gpu(gpu, monkeypatch, form, steps, piece):
+    weight = _quantize(torch.randn(37, 4480, device=gpu), form)
+    x = torch.randn(1, 4480, device=gpu).bfloat16()
+    _only(monkeypatch, (16, 2, 1, 4))
+    expected = _streamed(x, weight)
+    _only(monkeypatch, (16, 2, 1, 4, 0, 0, steps, piece))
+    assert torch.equal(_streamed(x, weight), expected)
+
+
+@pytest.mark.gpu
+@pytest.mark.quick
+@pytest.mark.parametrize("row", [(16, 4, 2, 4, 0, 1), (16, 2, 2, 4, 0, 2, 8, 64), (16, 2, 2, 4, 0, 1, 1, 0)])
 @pytest.mark.parametrize("graphed", [False, True])
-def test_a_start_while_the_kernel_before_ends_reads_what_that_wrote(gpu, monkeypatch, graphed):
+def test_a_start_while_the_kernel_before_ends_reads_what_that_wrote(gpu, monkeypatch, graphed, row):
     # GIVEN products right after one another, each of the last one's result, that fit on the GPU side by side
     given = [_quantize(torch.randn(2048, 2048, device=gpu) / 45.0, (4, 128, True)) for _ in range(4)]
     weights = [(weight.packed, weight.scale.t().contiguous()) for weight in given]
@@ -176,11 +236,11 @@ def test_a_start_while_the_kernel_before_ends_reads_what_that_wrote(gpu, monkeyp
             launches.launch_stream(ys[i], packed, scale, None, None, ys[i + 1], 4)
 
     ys[0] = torch.randn(2048, device=gpu)
-    _only(monkeypatch, (16, 4, 2, 4, 0, 0))
+    _only(monkeypatch, row[:4])
     chain()
     expected = ys.clone()
     ys[1:] = torch.nan
-    _only(monkeypatch, (16, 4, 2, 4, 0, 1))
+    _only(monkeypatch, row)
     chain()
     if graphed:
         graph = torch.cuda.CUDAGraph()
