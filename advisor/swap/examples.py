@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 
 from advisor.swap.guard import generators
+from advisor.swap.play import note_gradient_strides, parts
 from advisor.swap.site import Example
 from advisor.swap.tensors import copied, devices_of, plain, remade, size_bytes, stand_in
 
@@ -150,21 +151,24 @@ class Watch:
             if any(not torch.equal(a, b) for a, b in zip(now, entry.states, strict=False)):
                 self._copies[entry.shared] = replace(self._copies[entry.shared], rng=True)
             record.examples[entry.signature] = self._copies[entry.shared]
-            self._see_second_derivatives(record, result)
+            self._see_backward(record, self._copies[entry.shared], result)
         except Exception as error:  # noqa: BLE001
             record.reasons.append(f"its call could not be noted: {type(error).__name__}: {error}")
 
-    def _see_second_derivatives(self, record: Record, result: Any) -> None:
-        """Grad mode is on in a backward only if that is to be differentiated, which the kernels refuse."""
+    def _see_backward(self, record: Record, example: Example, result: Any) -> None:
+        """How gradients come, and whether they are differentiated again, which the kernels refuse.
+
+        Grad mode is on in a backward only if that is to be differentiated.
+        """
         reason = "its gradient is differentiated again"
 
         def look(_gradient: Tensor) -> None:
             if torch.is_grad_enabled() and reason not in record.reasons:
                 record.reasons.append(reason)
 
-        for t in tree_flatten(result)[0]:
-            if isinstance(t, Tensor) and t.requires_grad and not t.is_leaf:
-                self._handles.append(t.register_hook(look))
+        for i, t in enumerate(parts(result)[0]):
+            if t.requires_grad and not t.is_leaf:
+                self._handles += [t.register_hook(look), note_gradient_strides(t, i, example)]
 
 
 def unfit(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:

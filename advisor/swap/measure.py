@@ -13,7 +13,7 @@ import torch
 
 from advisor.swap.clocks import Call, Clock, clock_for
 from advisor.swap.guard import kept_state, unwarned
-from advisor.swap.play import as_called, differentiated, parts, random_gradient, wanted
+from advisor.swap.play import as_called, differentiated, parts, random_gradients, wanted
 from advisor.swap.site import Candidate, Example, Site
 from advisor.swap.tensors import copied, devices_of, remade
 from advisor.swap.verify import OutOfMemory, said
@@ -127,7 +127,7 @@ def prepared(call: Callable[..., Any], example: Example, given: list[torch.Tenso
     def run() -> None:
         tensors, _ = parts(call(*example.args, **example.kwargs))
         if not given:
-            given.extend(random_gradient(t) for t in tensors)
+            given.extend(random_gradients(tensors, example))
         pairs = [(t, g) for t, g in zip(tensors, given, strict=True) if g is not None]
         if pairs and leaves:
             differentiated([t for t, _ in pairs], leaves, [g for _, g in pairs])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -95,7 +95,7 @@ def play(
     Args:
         call: takes the example's arguments.
         example: stays as it is.
-        output_gradients: random ones of the outputs' dtypes unless given.
+        output_gradients: random ones of the outputs' dtypes, laid out as the loop's, unless given.
         wide: run in this dtype.
     """
     args, kwargs = remade((example.args, dict(example.kwargs)), lambda t: cast(t, wide))
@@ -103,7 +103,7 @@ def play(
     with as_called(example, wide):
         tensors, rest = parts(call(*args, **kwargs))
         differentiable = [t.requires_grad for t in tensors]
-        found, given = _gradients(tensors, Example(args, kwargs, grad=example.grad), output_gradients)
+        found, given = _gradients(tensors, replace(example, args=args, kwargs=kwargs), output_gradients)
     written = [] if wide is not None else _written(versions, example)
     return Played([t.detach() for t in tensors], differentiable, rest, found, given, written)
 
@@ -112,7 +112,7 @@ def _gradients(
     tensors: list[Tensor], example: Example, given: Sequence[Tensor | None] | None
 ) -> tuple[dict[str, Tensor], list[Tensor | None]]:
     leaves = wanted(example)
-    used = [random_gradient(t) for t in tensors] if given is None else list(given)
+    used = random_gradients(tensors, example) if given is None else list(given)
     if [t.shape for t, g in zip(tensors, used, strict=False) if g is not None] != [
         g.shape for g in used if g is not None
     ]:
@@ -135,11 +135,32 @@ def differentiated(
         return list(torch.autograd.grad(outputs, leaves, gradients, allow_unused=True))
 
 
-def random_gradient(output: Tensor) -> Tensor | None:
-    """For the backward to begin with: 1 for a scalar, as in training."""
+def random_gradients(outputs: Sequence[Tensor], example: Example) -> list[Tensor | None]:
+    """For the backward of a call to begin with, laid out as in the loop: 1 for a scalar, as in training."""
+    return [_random_gradient(t, example.gradient_strides.get(i)) for i, t in enumerate(outputs)]
+
+
+def _random_gradient(output: Tensor, strides: tuple[int, ...] | None) -> Tensor | None:
     if not output.is_floating_point() or not output.requires_grad:
         return None
-    return torch.ones_like(output) if output.dim() == 0 else torch.randn_like(output)
+    if output.dim() == 0:
+        return torch.ones_like(output)
+    if strides is None or len(strides) != output.dim():
+        return torch.randn_like(output)
+    # Rows may be fewer than in the loop: the order of dimensions stays, and which of them are expanded.
+    order = sorted(range(output.dim()), key=lambda i: -strides[i])
+    sizes = [1 if strides[i] == 0 else output.shape[i] for i in order]
+    made = torch.randn(sizes, dtype=output.dtype, device=output.device)
+    return made.permute([order.index(i) for i in range(output.dim())]).expand(output.shape)
+
+
+def note_gradient_strides(output: Tensor, index: int, example: Example) -> Any:
+    """Have the loop's backward tell how the gradient of an output is laid out; gives the hook's handle."""
+
+    def note(gradient: Tensor) -> None:
+        example.gradient_strides.setdefault(index, tuple(gradient.stride()))
+
+    return output.register_hook(note)
 
 
 def _written(versions: dict[str, tuple[Tensor, int]], example: Example) -> list[str]:

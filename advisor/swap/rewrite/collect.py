@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Interpreter, Node
 
+from advisor.swap.play import note_gradient_strides
 from advisor.swap.site import Example
 from advisor.swap.tensors import copied, plain
 
@@ -72,12 +73,17 @@ class Collector(Interpreter):
             self._ending.setdefault(first, []).append(found)
             self._inputs |= {*found.match.inputs, *found.extra}
         self._copies: dict[Node, Any] = {}
+        #: Outputs of sites that were handed on, by node: which output of which call.
+        self._outputs: dict[Node, list[tuple[int, Example]]] = {}
 
     def run_node(self, n: Node) -> Any:
         """Run a node; copy its value if a site takes it."""
         for found in self._ending.get(n, ()):
             self._hand_on(found)
         value = super().run_node(n)
+        if isinstance(value, Tensor) and value.requires_grad and not value.is_leaf:
+            for index, example in self._outputs.get(n, ()):
+                note_gradient_strides(value, index, example)
         if n in self._inputs and not isinstance(value, Tensor):
             self._copies[n] = value
         elif n in self._inputs and plain(value):
@@ -108,4 +114,6 @@ class Collector(Interpreter):
         kind = next((a.device.type for a in args if isinstance(a, Tensor)), "cpu")
         autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
         example = Example(args, {}, autocast, rng=found.match.random, grad=torch.is_grad_enabled())
+        for index, node in enumerate(found.match.outputs):
+            self._outputs.setdefault(node, []).append((index, example))
         self._keep(found, example)
