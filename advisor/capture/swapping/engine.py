@@ -65,6 +65,7 @@ class Engine:
         patterns: whether the step's graph may be rewritten.
         inner: the compiler that the user compiles the step with; None where it runs eagerly.
         replay: whether the rewritten step may be recorded and replayed.
+        adds_up: whether gradients of several batches are added up.
     """
 
     def __init__(
@@ -78,12 +79,14 @@ class Engine:
         patterns: bool = True,
         inner: Callable[..., Any] | None = None,
         replay: bool = False,
+        adds_up: bool = False,
     ) -> None:
         self._model, self._optimizers, self._kinds = module, optimizers, kinds
         self._allow_memory = allow_memory
         self._modules, self._with_patterns, self._inner = modules, patterns, inner
         recordable = patterns and inner is None and module.device.type in RECORDABLE
         self._replay = replay and recordable and os.environ.get(REPLAY) != "0"
+        self._adds_up = adds_up
         self._watching = contextlib.ExitStack()
         self._swapper: _Swapper | None = None
         self._patterns: PatternFinder | None = None
@@ -247,6 +250,11 @@ class Engine:
         self._swapper = None
         self._found, self._outcomes = [], []
 
+    def time(self, on: bool) -> None:
+        """Steps are timed from now on, or no longer: none of them is checked meanwhile."""
+        if self._patterns is not None:
+            self._patterns.check(not on)
+
     def toggle(self, on: bool) -> None:
         """Put what was applied in force, or out of it."""
         self._journal.toggle(on)
@@ -300,7 +308,7 @@ class Engine:
 
     def _recorder(self) -> Callable[[], Recorder]:
         device, loop_bytes = self._model.device, peak_bytes(self._model.device.type) or 0
-        return lambda: CudaRecorder(device, loop_bytes, may_grow=self._allow_memory)
+        return lambda: CudaRecorder(device, loop_bytes, may_grow=self._allow_memory, adds_up=self._adds_up)
 
     def _headroom_bytes(self) -> int | None:
         return headroom_bytes(self._model.device.type)

@@ -29,6 +29,23 @@ def why_no_patterns(trainer: Any, module: Any) -> str:
     return ""
 
 
+def why_no_replay(trainer: Any, module: Any) -> str:
+    """Why the rewritten step is not to be recorded; empty if it may be."""
+    if trainer.world_size == 1:
+        return ""
+    if not any(kind.__name__ == "DDPStrategy" for kind in type(trainer.strategy).__mro__):
+        return f"{type(trainer.strategy).__name__} may have ranks talk within the step, so it is not replayed"
+    if any(type(part).__name__ == "SyncBatchNorm" for part in module.modules()):
+        return "SyncBatchNorm has ranks talk within the step, so it is not replayed"
+    return ""
+
+
+def adds_up(trainer: Any) -> bool:
+    """Whether gradients of several batches are added up, now or in an epoch to come."""
+    schedules = (getattr(c, "going_to_accumulate_grad_batches", None) for c in trainer.callbacks)
+    return trainer.accumulate_grad_batches > 1 or any(will() for will in schedules if will is not None)
+
+
 def compiler_of(module: Any) -> Callable[..., Any] | None:
     """What a LightningModule that was passed through `torch.compile` is compiled with; None if it was not."""
     context = getattr(module, "_compiler_ctx", None)

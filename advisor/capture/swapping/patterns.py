@@ -109,6 +109,10 @@ class PatternFinder:
         for replayer in self._rewrite.rewriter.replayers():
             replayer.close()
 
+    def check(self, on: bool) -> None:
+        """Hold the rewritten step against the original where that is due, or put it off."""
+        self._rewrite.rewriter.may_check = on
+
     def key(self, site: Site) -> str:
         """What a site is known by on every rank."""
         return self._rewrite.rewriter.key(site)

@@ -283,6 +283,7 @@ class Swapping(Idle):
             self._cycle,
             self._cycles,
             held_bytes=lambda: self._engine.held_bytes,
+            time=self._engine.time,
         )
         self._until = self._seen + self._comparison.batches
 

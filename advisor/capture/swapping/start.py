@@ -106,7 +106,7 @@ def begin(
         _say(trainer, "nothing is swapped under fast_dev_run")
         return Idle()
     from advisor.capture.swapping.engine import Engine
-    from advisor.capture.swapping.limits import compiler_of, why_no_patterns, why_not
+    from advisor.capture.swapping.limits import adds_up, compiler_of, why_no_patterns, why_no_replay, why_not
     from advisor.capture.swapping.run import Swapping
     from advisor.swap.kinds.registry import chosen_kinds
 
@@ -122,6 +122,7 @@ def begin(
 
     kinds = chosen_kinds(swap)
     compiler, left = compiler_of(module), why_no_patterns(trainer, module)
+    unreplayed = left or why_no_replay(trainer, module)
     engine = Engine(
         module,
         trainer.optimizers,
@@ -130,8 +131,8 @@ def begin(
         modules=compiler is None,  # within a compiled graph they are the compiler's
         patterns=not left,
         inner=compiler,
-        # Gradients of one process and one batch a step may lie where the next backward writes.
-        replay=trainer.world_size == 1 and trainer.accumulate_grad_batches == 1,
+        replay=not unreplayed,
+        adds_up=adds_up(trainer),
     )
     return Swapping(
         trainer,
@@ -143,7 +144,7 @@ def begin(
         is_steady=is_steady,
         folder=folder,
         unable=why_not(trainer) or _unable(engine),
-        remarks=[left] if left else [],
+        remarks=[unreplayed] if unreplayed else [],
     )
 
 

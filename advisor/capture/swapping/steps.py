@@ -117,6 +117,7 @@ class Comparison:
         cycles: timed in each block.
         order: which blocks run with swaps.
         held_bytes: what a step with swaps holds of the device's memory beside what is allocated.
+        time: told when steps begin to be timed, and when they no longer are.
     """
 
     def __init__(
@@ -127,8 +128,9 @@ class Comparison:
         cycles: int,
         order: Sequence[bool] = ORDER,
         held_bytes: Callable[[], int] = lambda: 0,
+        time: Callable[[bool], None] = lambda on: None,
     ) -> None:
-        self._toggle, self._held_bytes = toggle, held_bytes
+        self._toggle, self._held_bytes, self._time = toggle, held_bytes, time
         self._device_type = device_type
         self._cycle = max(1, cycle)
         self._cycles = cycles
@@ -172,11 +174,13 @@ class Comparison:
             yield from repeat(None, SETTLE_CYCLES * self._cycle)
             block = _Block(on, StepClock(self._device_type))
             self._blocks.append(block)
+            self._time(True)
             reset_peak(self._device_type)
             block.clock.mark()
             for _ in range(self._cycles):
                 yield from repeat(None, self._cycle)
                 block.clock.mark()
+            self._time(False)
             block.peak_bytes = peak_bytes(self._device_type)
             if block.peak_bytes is not None and on:
                 block.peak_bytes += self._held_bytes()

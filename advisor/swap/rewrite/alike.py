@@ -95,18 +95,28 @@ class Checked:
         call: the rewritten one.
         original: does the same, and draws no random numbers.
         at_fault: told why `call` does something else; from then on the original serves.
+        may_check: whether a check that is due may be made now; else it is put off.
     """
 
-    def __init__(self, call: Call, original: Call, at_fault: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        call: Call,
+        original: Call,
+        at_fault: Callable[[str], None],
+        may_check: Callable[[], bool] = lambda: True,
+    ) -> None:
         self._call, self._original, self._at_fault = call, original, at_fault
+        self._may_check, self._due = may_check, False
         self._calls = 0
 
     def __call__(self, *args: Any) -> Any:
         """The call's result."""
         if torch.is_grad_enabled() and self._call is not self._original:
             self._calls += 1
-            # 1, 4, 16 and so on: none of the steps that are timed in a comparison, see `capture.swapping`.
-            if self._calls & (self._calls - 1) == 0 and self._calls.bit_length() % 2:
+            # 1, 4, 16 and so on.
+            self._due |= self._calls & (self._calls - 1) == 0 and bool(self._calls.bit_length() % 2)
+            if self._due and self._may_check():
+                self._due = False
                 try:
                     hold_against(self._original, args, *results_of(self._call, args))
                 except Differs as error:

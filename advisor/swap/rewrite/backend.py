@@ -33,7 +33,7 @@ from .held import hold
 from .match import Found, find
 from .ops import forget
 from .record import Recorder
-from .replay import Replayer, drawn, drawn_on_cpu
+from .replay import Replayer, collective, drawn, drawn_on_cpu
 from .sites import Key, key_of, site_of
 
 log = logging.getLogger(__name__)
@@ -97,6 +97,8 @@ class Rewriter:
         self.refusals: list[Refusal] = []
         self.graphs: list[Traced] = []
         self.collecting = False
+        #: Whether a step may be held against the original now, which takes longer.
+        self.may_check = True
         #: Steps that ran while collecting.
         self.steps = 0
         #: Calls of graphs so far.
@@ -392,16 +394,26 @@ class Traced:
             self._rewritten = checkpointing.run_eagerly(hold(self._edited(chosen)))
         # What draws random numbers draws others where something is replaced; checkpoints run more than once.
         comparable = self._rewritten is not None and not any(
-            drawn(n) or checkpointing.is_higher_order(n) for n in self._gm.graph.nodes
+            drawn(n) or checkpointing.is_higher_order(n) or collective(n) for n in self._gm.graph.nodes
         )
         original = self._plain if comparable else None
         recorder = self._rewriter.recorder
         if recorder is None or not self._rewriter.active() or self._writes or self._works_on_the_host():
             if self._rewritten is not None and original is not None and not self._writes:
-                self._rewritten = Checked(self._rewritten, original, self._found_at_fault)
+                self._rewritten = Checked(
+                    self._rewritten, original, self._found_at_fault, lambda: self._rewriter.may_check
+                )
             return
         # A part of the step in which nothing is replaced waits for the host like the others.
-        self.replayer = Replayer(self._rewritten or self._plain, recorder(), original, self._found_at_fault)
+        self.replayer = Replayer(
+            self._rewritten or self._plain,
+            recorder(),
+            original,
+            self._found_at_fault,
+            lambda: self._rewriter.may_check,
+        )
+        if any(collective(n) for n in self._gm.graph.nodes):
+            self.replayer.refused = "ranks talk within it"
         self._rewritten = self.replayer
 
     def _found_at_fault(self, why: str) -> None:

@@ -263,6 +263,7 @@ class Replayer:
         recorder: records.
         original: does what `call` is to do, other kernels within; None where that can't be compared.
         at_fault: told why `call`, or what was recorded of it, does something else.
+        may_check: whether a check that is due may be made now; else it is put off.
     """
 
     def __init__(
@@ -271,9 +272,11 @@ class Replayer:
         recorder: Recorder,
         original: Call | None = None,
         at_fault: Callable[[str], None] = lambda why: None,
+        may_check: Callable[[], bool] = lambda: True,
     ) -> None:
         self._call, self._recorder = call, recorder
         self._original, self._at_fault = original, at_fault
+        self._may_check, self._due = may_check, False
         self._replays = 0
         #: Why it is not replayed, in one line; empty where it is, or may be.
         self.refused = ""
@@ -326,7 +329,9 @@ class Replayer:
             self._prove(self._recording, args)
             self.proven = True
             return False
-        if _is_due(self._replays + 1):
+        self._due |= _is_due(self._replays + 1)
+        if self._due and self._may_check():
+            self._due = False
             self._prove(self._recording, args)
         self._replays += 1
         return True
@@ -372,6 +377,12 @@ def drawn(node: Node) -> bool:
     """Whether a node draws random numbers."""
     named = function_name(node.target) if callable(node.target) else str(node.target)
     return named.strip("_").startswith(_RANDOM)
+
+
+def collective(node: Node) -> bool:
+    """Whether ranks talk in a node: each of them must run it as often as the others."""
+    module = getattr(node.target, "__module__", None) or ""
+    return node.op == "call_function" and ("c10d" in module or module.startswith("torch.distributed"))
 
 
 def drawn_on_cpu(node: Node) -> bool:

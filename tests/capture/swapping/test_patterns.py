@@ -18,6 +18,7 @@ from advisor.capture.swapping.engine import ALLOW_CPU
 from advisor.swap import decide
 from advisor.swap.rewrite.backend import Traced
 from advisor.swap.rewrite.record import Recorded, Unrecordable
+from advisor.swap.rewrite.replay import Replayer
 from advisor.swap.rewrite.wrap import StepRewrite
 from advisor.swap.site import Trial
 from tests.capture.tiny import make_trainer, rows
@@ -173,6 +174,74 @@ def test_a_rewritten_step_is_replayed_and_trains_the_same_way(pl, tmp_path, monk
     assert made[0].closed
     for name, value in model.state_dict().items():
         torch.testing.assert_close(value, plain.state_dict()[name], rtol=1e-3, atol=1e-5)
+
+
+def recording(made):
+    """What stands in for the recorder of a GPU, and is noted."""
+
+    def recorder(*_, adds_up, **__):
+        made.append(OnCpu(adds_up=adds_up))
+        return made[-1]
+
+    return recorder
+
+
+@pytest.mark.parametrize("every", [2, 3])
+def test_a_step_is_replayed_and_its_gradients_added_up_over_batches(pl, tmp_path, monkeypatch, every):
+    # GIVEN a loop that accumulates gradients, and a watch on when a replay is checked
+    made, timed, checked = [], [False], []
+    monkeypatch.setattr(swapping_engine, "RECORDABLE", ("cpu",))
+    monkeypatch.setattr(swapping_engine, "CudaRecorder", recording(made))
+    time, prove = swapping_engine.Engine.time, Replayer._prove
+    monkeypatch.setattr(swapping_engine.Engine, "time", lambda self, on: timed.append(on) or time(self, on))
+    monkeypatch.setattr(Replayer, "_prove", lambda self, *a: checked.append(timed[-1]) or prove(self, *a))
+    plain, model = make_model(pl), make_model(pl)
+    batches = every * BATCHES + 1  # the last cycle is not a whole one
+    make_trainer(pl, tmp_path, accumulate_grad_batches=every).fit(plain, rows(batches))
+
+    make_trainer(pl, tmp_path, advisor(), accumulate_grad_batches=every).fit(model, rows(batches))
+
+    found = result(tmp_path)
+    assert found["kept"] is True, found
+    assert "training_step: what is swapped is replayed as a CUDA graph" in found["remarks"]
+    assert made[0].adds_up
+    assert made[0].replays > 20 * every
+    # THEN no replay was checked while steps were timed, and training went the same way
+    assert len(checked) >= 5
+    assert not any(checked)
+    for name, value in model.state_dict().items():
+        torch.testing.assert_close(value, plain.state_dict()[name], rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no distributed package")
+@pytest.mark.parametrize("every", [1, 2])
+def test_two_processes_of_ddp_replay_and_train_as_unswapped(pl, tmp_path, monkeypatch, every):
+    # GIVEN two forked processes that record as CUDA graphs are recorded
+    monkeypatch.setattr(swapping, "MEETING", 8)
+    monkeypatch.setattr(swapping_engine, "RECORDABLE", ("cpu",))
+    made = []
+    monkeypatch.setattr(swapping_engine, "CudaRecorder", recording(made))
+
+    class Notes(pl.Callback):
+        def on_train_end(self, trainer, pl_module):
+            replays = [recorder.replays for recorder in made]
+            (tmp_path / f"replays{trainer.global_rank}").write_text(json.dumps(replays))
+            trainer.save_checkpoint(tmp_path / f"{'swapped' if made else 'plain'}.ckpt")
+
+    for callbacks in ([], [advisor()]):
+        options = {"devices": 2, "strategy": "ddp_fork", "accumulate_grad_batches": every}
+        trainer = make_trainer(pl, tmp_path, *callbacks, Notes(), **options)
+        trainer.fit(make_model(pl), rows(2 * (every * BATCHES + 8)))
+
+    # THEN both replayed as often, and the parameters are those of the unswapped run
+    replays = [json.loads((tmp_path / f"replays{rank}").read_text()) for rank in (0, 1)]
+    assert replays[0] == replays[1]
+    assert replays[0][0] > 14 * every
+    found = json.loads((tmp_path / "advisor" / "swaps.json").read_text())
+    assert found["kept"] is True, found
+    plain, swapped = (torch.load(tmp_path / f"{n}.ckpt", weights_only=False) for n in ("plain", "swapped"))
+    for name, value in swapped["state_dict"].items():
+        torch.testing.assert_close(value, plain["state_dict"][name], rtol=1e-3, atol=1e-5)
 
 
 @pytest.mark.filterwarnings("ignore:The step is left as it is")

@@ -11,7 +11,7 @@ def original(w: Tensor, x: Tensor) -> tuple[Tensor]:
     return ((x @ w).square().mean(),)
 
 
-def run(call, steps: int = 20) -> tuple[list[str], list[int]]:
+def run(call, steps: int = 20, timed: range = range(0)) -> tuple[list[str], list[int]]:
     """What was told, and in which steps the original was asked."""
     told: list[str] = []
     asked: list[int] = []
@@ -21,7 +21,8 @@ def run(call, steps: int = 20) -> tuple[list[str], list[int]]:
         asked.append(step)
         return original(w, x)
 
-    checked, w = Checked(call, theirs, told.append), nn.Parameter(torch.randn(4, 4))
+    checked = Checked(call, theirs, told.append, lambda: step not in timed)
+    w = nn.Parameter(torch.randn(4, 4))
     for i in range(steps):
         step = i + 1
         w.grad = None
@@ -32,6 +33,10 @@ def run(call, steps: int = 20) -> tuple[list[str], list[int]]:
 
 def test_what_is_right_is_asked_about_ever_more_rarely() -> None:
     assert run(lambda w, x: original(w, x)) == ([], [1, 4, 16])
+
+
+def test_a_step_that_is_timed_is_not_asked_about_and_one_after_it_is() -> None:
+    assert run(lambda w, x: original(w, x), timed=range(3, 19)) == ([], [1, 19])
 
 
 def test_what_is_wrong_from_some_step_on_is_told_once_and_the_original_serves() -> None:

@@ -487,6 +487,15 @@ def test_a_recording_that_drifts_is_found_and_told_and_the_step_runs_as_it_is() 
     assert "its gradients are not the same" in loop.step_call.refused
 
 
+def test_a_check_that_is_due_while_steps_are_timed_is_put_off() -> None:
+    loop, may = Loop(Drifting()), [True]
+    loop.step_call = Replayer(loop.call, loop.recorder, None, (told := []).append, lambda: may[0])
+    for i in range(60):
+        may[0] = i < 10 or i >= 50
+        loop.step(i)
+    assert told == [f"after 47 replays: {loop.step_call.refused}"]
+
+
 @pytest.mark.parametrize(("off", "found"), [(1e-3, False), (0.5, True)])
 def test_what_was_replaced_is_held_against_the_original_as_a_whole(off: float, found: bool) -> None:
     # GIVEN a call that is, or is not, what the original does but for rounding
