@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +81,16 @@ class Account:
         ]
         self.against.append(f"{all_of_it}, {why}")
         self.say(f"{self.against[-1]}; comparing anew without {fmt.few([part.what for part in out], 3)}")
+
+    def find_at_fault(self, why: Mapping[Part, str]) -> None:
+        """These are wrong in the whole step, though right by themselves: it is compared anew without them."""
+        told = {(part.mechanism, part.what, part.where): reason for part, reason in why.items()}
+        for at, site in enumerate(self._sites):
+            reason = told.get((site.mechanism, site.what, tuple(site.where)))
+            if reason is not None:
+                self._sites[at] = left_out(site, reason)
+                self._remarks.append(f"{site.what} at {fmt.few(list(site.where))}: left out, since {reason}")
+                self.say(f"{site.what} is left out, since {reason}; comparing anew without it")
 
     def give_up_patterns(self, why: str) -> None:
         """The step's graph runs as it is."""

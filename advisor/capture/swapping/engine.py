@@ -264,8 +264,17 @@ class Engine:
     @property
     def given_up(self) -> str:
         """Why the step's graph, though it was rewritten, runs as it is; empty while it does not."""
-        in_force = self._patterns is not None and REWRITTEN in self._journal.changes
-        return self._patterns.failure if in_force and self._patterns is not None else ""
+        if self._patterns is None or REWRITTEN not in self._journal.changes:
+            return ""
+        return self._patterns.failure or next(iter(self._patterns.at_fault.values()), "")
+
+    @property
+    def at_fault(self) -> dict[Part, str]:
+        """What of the step's graph was found to be wrong in a live step, while the rest is right, and why."""
+        if self._patterns is None or self._patterns.failure:
+            return {}
+        found = self._patterns.at_fault
+        return {part: found[part.key] for part in self.parts if part.key in found}
 
     def drop_patterns(self) -> bool:
         """Take back what was replaced in the step's graph; whether anything else is in force."""

@@ -54,6 +54,11 @@ class PatternFinder:
         return self._rewrite.failure
 
     @property
+    def at_fault(self) -> dict[str, str]:
+        """What was replaced and made a live step wrong, by the sites' keys, and why."""
+        return self._rewrite.rewriter.at_fault
+
+    @property
     def held_bytes(self) -> int:
         """Of the device's memory, what the recorded step holds."""
         return sum(replayer.held_bytes for replayer in self._rewrite.rewriter.replayers())

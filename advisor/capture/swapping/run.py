@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from advisor.capture import lightning_ahead, notify
 from advisor.capture.swapping.account import Account
 from advisor.capture.swapping.engine import Engine
-from advisor.capture.swapping.less import MOST, less
+from advisor.capture.swapping.less import MOST, Part, less
 from advisor.capture.swapping.patience import LIMIT_S, Patience
 from advisor.capture.swapping.ranks import Order, Ranks
 from advisor.capture.swapping.start import Idle
@@ -287,6 +287,14 @@ class Swapping(Idle):
         )
         self._until = self._seen + self._comparison.batches
 
+    def _without(self, at_fault: dict[Part, str]) -> None:
+        """A check of the step found these parts to be wrong: compare anew with the rest, on one device."""
+        self._engine.drop([part.key for part in at_fault])
+        if not self._engine.parts:
+            raise RuntimeError("; ".join(at_fault.values()))
+        self._account.find_at_fault(at_fault)
+        self._begin_comparison()
+
     def _without_patterns(self, why: str) -> None:
         """The step's graph was given up: compare anew with what else was swapped, on one device."""
         if not self._engine.drop_patterns():
@@ -296,7 +304,9 @@ class Swapping(Idle):
 
     def _compare(self) -> None:
         assert self._comparison is not None
-        if self._ranks.alone and not self._fault and (why := self._engine.given_up):
+        if self._ranks.alone and not self._fault and (wrong := self._engine.at_fault):
+            self._try(lambda: self._without(wrong))
+        elif self._ranks.alone and not self._fault and (why := self._engine.given_up):
             self._try(lambda: self._without_patterns(why))
         if not self._fault:
             self._try(self._comparison.step)

@@ -79,13 +79,26 @@ def hold_against(
         Differs: it did not.
     """
     with suppress(torch.OutOfMemoryError):
-        theirs = results_of(original, args)
-        try:
-            for what, mine, others in (("output", outputs, theirs[0]), ("gradient", gradients, theirs[1])):
-                alike(what, mine, others, _REWRITTEN, _REWRITTEN_OF_ALL, "with what was replaced in it")
-        except Differs as error:
-            error.rewritten = True
-            raise
+        hold_to(results_of(original, args), outputs, gradients)
+
+
+def hold_to(
+    expected: tuple[Sequence[Tensor | None], Sequence[Tensor | None]],
+    outputs: Sequence[Tensor | None],
+    gradients: Sequence[Tensor | None],
+    how: str = "with what was replaced in it",
+) -> None:
+    """The same where the original's outputs and gradients are known.
+
+    Raises:
+        Differs: they are others; `how` says of what.
+    """
+    try:
+        for what, mine, others in (("output", outputs, expected[0]), ("gradient", gradients, expected[1])):
+            alike(what, mine, others, _REWRITTEN, _REWRITTEN_OF_ALL, how)
+    except Differs as error:
+        error.rewritten = True
+        raise
 
 
 class Checked:

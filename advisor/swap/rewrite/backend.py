@@ -25,6 +25,7 @@ from advisor.swap.tensors import size_bytes
 
 from . import casts, checkpointing
 from .alike import Checked
+from .blame import blamed
 from .collect import Collector, fitting
 from .constants import Proof
 from .edit import copy_of, original_of, replaced
@@ -94,6 +95,8 @@ class Rewriter:
         self.max_recompiles = max_recompiles
         #: Why the step is better left alone, in one line; empty where it is not.
         self.failure = ""
+        #: What was replaced and made a live step wrong, as `key` has it, and why; the original serves then.
+        self.at_fault: dict[str, str] = {}
         self.refusals: list[Refusal] = []
         self.graphs: list[Traced] = []
         self.collecting = False
@@ -160,6 +163,7 @@ class Rewriter:
                 candidate = None
             self._loose[key.loose] = candidate
             self._gathered.pop(key.exact, None)
+            self.at_fault.pop(key.exact, None)
         self.version += 1
         return self.active()
 
@@ -189,6 +193,10 @@ class Rewriter:
         if key.exact in self._decided:
             return True
         return key.loose in self._loose and key.exact not in self._gathered
+
+    def is_choice(self, exact: str) -> bool:
+        """Whether a candidate was chosen for matches of this key, and not for others like them."""
+        return self._decided.get(exact) is not None
 
     def keep(self, key: Key, example: Example) -> None:
         """Take in an example of a site."""
@@ -269,6 +277,8 @@ class Traced:
         #: What replays it once that is recorded; None where nothing is replaced or nothing recorded.
         self.replayer: Replayer | None = None
         self._proofs: list[Proof] = []
+        #: Of the call that is under way.
+        self._args: tuple[Any, ...] = ()
         self._compiled = self._hand_on(inputs) if rewriter.inner is not None else None
 
     def __call__(self, *args: Any) -> Any:
@@ -284,6 +294,7 @@ class Traced:
             self._rewrite()
         if self._rewritten is None or not all(p.stands(args) for p in self._proofs):
             return self._plain(*args)
+        self._args = args
         try:
             return self._rewritten(*args)
         except UnsupportedError as error:
@@ -292,6 +303,8 @@ class Traced:
                 raise
             rewriter.failure = f"a kernel does not take what the step gives it: {error}"
             return self._plain(*args)
+        finally:
+            self._args = ()
 
     def pending(self) -> list[tuple[Key, Found]]:
         """Matches that nothing has been decided about and that no larger one covers."""
@@ -391,7 +404,8 @@ class Traced:
         self._rewritten, self.replayer, self._proofs = None, None, []
         chosen = self.chosen()
         if chosen:
-            self._rewritten = checkpointing.run_eagerly(hold(self._edited(chosen)))
+            self._rewritten = self._made(chosen)
+            self._proofs = [p for level, f, _ in chosen for p in level.proofs[f]]
         # What draws random numbers draws others where something is replaced; checkpoints run more than once.
         comparable = self._rewritten is not None and not any(
             drawn(n) or checkpointing.is_higher_order(n) or collective(n) for n in self._gm.graph.nodes
@@ -417,7 +431,22 @@ class Traced:
         self._rewritten = self.replayer
 
     def _found_at_fault(self, why: str) -> None:
-        self._rewriter.failure = f"a check found what it computes to be something else, {why}"
+        parts: dict[str, list[tuple[_Level, Found, Candidate]]] = {}
+        for part in self.chosen():
+            level, found, _ = part
+            parts.setdefault(level.keys[level.found.index(found)].exact, []).append(part)
+
+        def made(names: Sequence[str]) -> Callable[..., Any]:
+            return self._made([part for name in names for part in parts[name]])
+
+        found_out: dict[str, str] = {}
+        # What serves for another size than it was decided upon for is no choice of its own.
+        if all(self._rewriter.is_choice(name) for name in parts):
+            with suppress(Exception):
+                found_out = blamed(list(parts), made, self._plain, self._args)
+        self._rewriter.at_fault.update(found_out)
+        if not found_out:
+            self._rewriter.failure = f"a check found what it computes to be something else, {why}"
 
     def _works_on_the_host(self) -> bool:
         """Whether it does on the host what a recording does not hold: checkpoints, numbers drawn there."""
@@ -429,9 +458,11 @@ class Traced:
             mine = [(f, c.call) for other, f, c in chosen if other is level]
             if level.name and mine:
                 setattr(made, level.name, replaced(level.gm, mine))
-        self._proofs = [p for level, f, _ in chosen for p in level.proofs[f]]
         forget(made.graph.nodes)
         return made
+
+    def _made(self, chosen: Sequence[tuple[_Level, Found, Candidate]]) -> Callable[..., Any]:
+        return checkpointing.run_eagerly(hold(self._edited(chosen)))
 
     def _hand_on(self, inputs: Sequence[Any]) -> Callable[..., Any]:
         """What the inner backend makes of the graph with all replacements decided so far."""
@@ -440,6 +471,7 @@ class Traced:
         inner = self._rewriter.inner
         compile_it: Any = lookup_backend(inner) if isinstance(inner, str) else inner
         chosen = self.chosen()
+        self._proofs = [p for level, f, _ in chosen for p in level.proofs[f]]
         return compile_it(self._edited(chosen) if chosen else self._gm, list(inputs))
 
 

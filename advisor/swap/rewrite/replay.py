@@ -1,11 +1,12 @@
 """A graph of the step and its backward, recorded as CUDA graphs and replayed: two launches for a thousand.
 
-The first call runs as it is, and tells which arguments stay the same objects (parameters, buffers). The
-second is recorded on copies of the others. The third, on the next batch's values, is held against the graph
-as it is. From the fourth on it is replayed, as long as a call is like the recorded one and no other is
-waiting for its backward; any other call runs as it is. Again and again, ever more rarely, a call is held
-against the graph as it is once more, and against the one that nothing was replaced in: what was recorded must
-go on to see the parameters that the optimizer makes of those it was recorded with.
+The first call is the original's, and tells which arguments stay the same objects (parameters, buffers). The
+second is held against the original, and recorded on copies of the others. The third, on the next batch's
+values, is held against the graph as it is. From the fourth on it is replayed, as long as a call is like the
+recorded one and no other is waiting for its backward; any other call runs as it is. Again and again, ever
+more rarely, a call is held against the graph as it is once more, and against the one that nothing was
+replaced in: what was recorded must go on to see the parameters that the optimizer makes of those it was
+recorded with.
 
 Outputs are copies. Gradients are the recorded graph's own memory, which the next call writes over, in its
 forward too. A parameter that has no gradient takes that memory for its own; one that has adds to what it has.
@@ -298,6 +299,8 @@ class Replayer:
             self._drop(why)
             if isinstance(error, Differs) and (self._replays or error.rewritten):
                 self._at_fault(f"after {self._replays} replays: {why}" if self._replays else why)
+                if error.rewritten and self._original is not None:
+                    self._call = self._original
             ready = False
         if not ready:
             return self._call(*args)
@@ -313,6 +316,8 @@ class Replayer:
         """Whether this call can be replayed; records, or proves what was recorded, where that is due."""
         if self._recording is None:
             assert self._before is not None
+            if self._original is not None:
+                hold_against(self._original, args, *results_of(self._call, args))
             fixed = [a is b for a, b in zip(args, self._before, strict=True)]
             self._before = None
             self._recording = Recording(self._call, args, fixed, self._recorder)
@@ -342,7 +347,8 @@ class Replayer:
         # Running statistics are written to without a new version.
         values = [None if t.requires_grad else t.detach().clone() for t in tensors]
         versions = [t._version for t in tensors]
-        result = self._call(*args)
+        # Before it has been held against it, the original serves.
+        result = (self._original or self._call)(*args)
         for t, value, version in zip(tensors, values, versions, strict=True):
             if t._version != version or (value is not None and not same_values(t, value)):
                 self._drop("it writes to what it is given")

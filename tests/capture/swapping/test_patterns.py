@@ -16,6 +16,7 @@ from advisor.capture.swapping import run as swapping
 from advisor.capture.swapping import steps as swapping_steps
 from advisor.capture.swapping.engine import ALLOW_CPU
 from advisor.swap import decide
+from advisor.swap.rewrite import attend
 from advisor.swap.rewrite.backend import Traced
 from advisor.swap.rewrite.record import Recorded, Unrecordable
 from advisor.swap.rewrite.replay import Replayer
@@ -436,3 +437,74 @@ def test_one_of_two_patterns_is_left_out_and_the_other_kept(pl, tmp_path, edited
     assert found["verdict"].startswith("1 of 2 sites swapped")
     for name, value in model.state_dict().items():
         torch.testing.assert_close(value, plain.state_dict()[name], rtol=1e-3, atol=1e-5)
+
+
+class _MoreGradient(torch.autograd.Function):
+    """Whose gradient is three times what it must be."""
+
+    @staticmethod
+    def forward(ctx, y):
+        return y.clone()
+
+    @staticmethod
+    def backward(ctx, dy):
+        return 3.0 * dy
+
+
+def two_of_which_one_is_wrong(light, monkeypatch, wrong=lambda calls: True):
+    """A model with attention of two sizes; what stands in for the second has a wrong gradient."""
+    model, right, calls = make_model(light), attend._sdpa, []
+    model.attention[1].heads = 2 * HEADS
+
+    def planted(q, k, v, **settings):
+        y = right(q, k, v, **settings)
+        calls.append(1)
+        return _MoreGradient.apply(y) if q.shape[1] == 2 * HEADS and wrong(len(calls)) else y
+
+    monkeypatch.setattr(attend, "_sdpa", planted)
+    return model
+
+
+@pytest.mark.parametrize("replayed", [False, True])
+def test_what_is_wrong_in_the_whole_step_alone_is_left_out_and_the_rest_compared_anew(
+    pl, tmp_path, monkeypatch, edited, capsys, replayed
+):
+    # GIVEN two sites, of which one has a wrong gradient that its own trial did not show
+    monkeypatch.setattr(swapping_engine, "RECORDABLE", ("cpu",) if replayed else ())
+    monkeypatch.setattr(swapping_engine, "CudaRecorder", lambda *_, **__: OnCpu())
+    plain = make_model(pl)
+    plain.attention[1].heads = 2 * HEADS
+    make_trainer(pl, tmp_path).fit(plain, rows(2 * BATCHES))
+    model = two_of_which_one_is_wrong(pl, monkeypatch)
+
+    make_trainer(pl, tmp_path, advisor()).fit(model, rows(2 * BATCHES))
+
+    # THEN that one is left out, and it says why
+    found = result(tmp_path)
+    assert found["kept"] is True, found
+    assert found["verdict"].startswith("1 of 2 sites swapped")
+    chosen, left = sorted(found["sites"], key=lambda site: site["chosen"] is None)
+    assert chosen["where"][0].endswith("(attention.0)")
+    assert left["where"][0].endswith("(attention.1)")
+    why = "in the whole step, with nothing else replaced in it, its gradients are not the same (off by"
+    assert f"by itself, not kept: {why}" in left["reason"]
+    assert any(f"left out, since {why}" in remark for remark in found["remarks"])
+    assert "comparing anew without it" in capsys.readouterr().err
+    # AND no step was trained with it, nor any other way than the plain one
+    for name, value in model.state_dict().items():
+        torch.testing.assert_close(value, plain.state_dict()[name], rtol=1e-3, atol=1e-5)
+    # Both, each alone, and what is kept.
+    assert [len(names) for names in edited][:3] == [2, 1, 1]
+
+
+def test_after_the_verdict_a_part_at_fault_takes_everything_back(pl, tmp_path, monkeypatch):
+    # GIVEN a gradient that is wrong from some call after the verdict on
+    calls = 2 * 60
+    model = two_of_which_one_is_wrong(pl, monkeypatch, lambda n: n > calls)
+
+    make_trainer(pl, tmp_path, advisor()).fit(model, rows(160))
+
+    found = result(tmp_path)
+    assert found["kept"] is False, found
+    assert "taken back later, since in the whole step, with nothing else replaced in it" in found["verdict"]
+    assert not hasattr(type(model), "_advisor_base")
