@@ -5,6 +5,8 @@ pytest tests/swap/rewrite/test_replay_gpu.py -m gpu
 
 from __future__ import annotations
 
+import contextlib
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -67,6 +69,81 @@ def test_a_replayed_loop_trains_as_the_loop_does_with_the_same_random_numbers(ca
     torch.testing.assert_close(loop.losses, expected.losses, rtol=1e-3, atol=1e-5)
     for mine, theirs in zip(loop.net.parameters(), expected.net.parameters(), strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-2, atol=1e-4)
+
+
+@pytest.mark.parametrize("adds_up", [True, False])
+def test_gradients_of_several_batches_are_added_up(adds_up: bool) -> None:
+    # GIVEN a loop that lets go of gradients after a cycle's first forward, as Lightning does
+    def train(loop: Loop) -> Loop:
+        for i in range(40):
+            x = torch.randn(32, 64, generator=torch.Generator().manual_seed(i)).cuda()
+            with torch.autocast("cuda", dtype=torch.bfloat16):
+                loss = loop.call(*loop.net.parameters(), x)[0]
+            if i % 4 == 0:
+                loop.optimizer.zero_grad()
+            (loss / 4).backward()
+            if i % 4 == 3:
+                loop.optimizer.step()
+            loop.losses.append(loss.detach())
+        return loop
+
+    loop, expected = train(Loop(plain, adds_up=adds_up)), train(Loop(plain, replay=False))
+    assert loop.call.refused == ""
+    assert loop.call.proven
+    torch.testing.assert_close(loop.losses, expected.losses, rtol=1e-3, atol=1e-5)
+    for mine, theirs in zip(loop.net.parameters(), expected.net.parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-2, atol=1e-4)
+
+
+class Step(nn.Module):
+    """A loop's step, for DistributedDataParallel."""
+
+    def __init__(self, loop: Loop) -> None:
+        super().__init__()
+        self.net, self.call = loop.net, loop.call
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            return self.call(*self.net.parameters(), x)[0]
+
+
+def _rank(rank: int, ranks: int, folder: str) -> None:
+    torch.cuda.set_device(rank)
+    store = torch.distributed.FileStore(f"{folder}/store", ranks)
+    torch.distributed.init_process_group("nccl", store=store, rank=rank, world_size=ranks)
+    found = []
+    for views in (False, True):
+        for every in (1, 2):
+            for replay in (True, False):
+                loop = Loop(plain, replay, **({"adds_up": every > 1} if replay else {}))
+                ddp = nn.parallel.DistributedDataParallel(Step(loop), [rank], gradient_as_bucket_view=views)
+                for i in range(40):
+                    x = torch.randn(32, 64, generator=torch.Generator().manual_seed(100 * rank + i)).cuda()
+                    last = i % every == every - 1
+                    with contextlib.nullcontext() if last else ddp.no_sync():
+                        loss = ddp(x)
+                        if i % every == 0:
+                            loop.optimizer.zero_grad()
+                        (loss / every).backward()
+                    if last:
+                        loop.optimizer.step()
+                refused = loop.call.refused if replay else ""
+                found.append((refused, [p.detach().cpu() for p in loop.net.parameters()]))
+    torch.save(found, Path(folder) / f"{rank}.pt")
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_within_ddp_a_step_is_recorded_beside_its_watchdog_and_trains_as_ever(ranks: int, tmp_path) -> None:
+    if torch.cuda.device_count() < ranks:
+        pytest.skip(f"needs {ranks} GPUs")
+    torch.multiprocessing.start_processes(_rank, (ranks, str(tmp_path)), nprocs=ranks, start_method="spawn")
+    found = [torch.load(tmp_path / f"{rank}.pt") for rank in range(ranks)]
+    assert [refused for refused, _ in found[0]] == [""] * 8
+    for (_, replayed), (_, unreplayed) in zip(found[0][::2], found[0][1::2], strict=True):
+        torch.testing.assert_close(replayed, unreplayed, rtol=1e-2, atol=1e-4)
+    for (_, mine), (_, others) in zip(found[0], found[-1], strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(mine, others, strict=True))
 
 
 def test_a_step_that_waits_for_the_device_is_not_recorded_and_goes_on_to_the_bit() -> None:
