@@ -18,7 +18,7 @@ from ._quant_unpack import centred_element
 try:
     from triton.experimental import gluon
     from triton.experimental.gluon import language as gl
-    from triton.experimental.gluon.language.nvidia.ampere import mma_v2
+    from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
 
     # Its name before Triton 3.7, and since.
     _barrier: Any = getattr(gl, "thread_barrier", None) or getattr(gl, "barrier", None)
@@ -237,6 +237,17 @@ if AVAILABLE:
         )
 
     @gluon.jit
+    def _copy_step(
+        ring, slot, w_at, w_block, begin, n_blocks, AHEAD: gl.constexpr, WORDS: gl.constexpr
+    ):  # fmt: skip
+        """Copy blocks from `begin` on, `AHEAD` a warp, to as many places of shared memory from `slot` on."""
+        for d in gl.static_range(AHEAD):
+            async_copy.async_copy_global_to_shared(
+                ring.index(slot + d), w_at + (begin + d) * WORDS, mask=w_block + (begin + d) < n_blocks
+            )
+        async_copy.commit_group()
+
+    @gluon.jit
     def _groups(at, block, n_out, mask, GROUPS: gl.constexpr):
         """Scales or zero points of each group of a block."""
         found = ()
@@ -250,7 +261,7 @@ if AVAILABLE:
         BITS: gl.constexpr, GROUPS: gl.constexpr, ROWS: gl.constexpr, AHEAD: gl.constexpr,
         TOGETHER: gl.constexpr, STEPS: gl.constexpr, num_warps: gl.constexpr,
         PAST_L1: gl.constexpr = 0, OVERLAP: gl.constexpr = 0, FETCH: gl.constexpr = 0,
-        PIECE: gl.constexpr = 0,
+        PIECE: gl.constexpr = 0, STAGES: gl.constexpr = 0,
     ):  # fmt: skip
         """`ROWS` rows of W a program; a warp takes `AHEAD` neighbouring blocks of them in each step.
 
@@ -259,7 +270,8 @@ if AVAILABLE:
         while the one before it ends, asks for its first words meanwhile, and reads nothing until then; with 1
         the next one may begin at once, with 2 when all programs of this one are in their last step. `FETCH`
         steps beyond the first one are asked for as far as the L2 cache, `PIECE` bytes a thread and
-        instruction or, where it is 0, a row's at once: memory works on more than registers can wait for.
+        instruction or, where it is 0, a row's at once: memory works on more than registers can wait for. Or
+        `STAGES` steps are under way to shared memory, from which a thread reads what it copied.
         """
         WARPS: gl.constexpr = num_warps
         ELEMENTS: gl.constexpr = 16 // BITS
@@ -300,8 +312,15 @@ if AVAILABLE:
                         _fetch(scale_ptr + (s_at + d * GROUPS * n_out), s_block + d < n_blocks, 1)
             _await_previous()
         ws, ss, zs = (), (), ()
+        if STAGES:
+            ring = gl.allocate_shared_memory(
+                gl.int32, [STAGES * AHEAD, WARPS, ROWS, WORDS], gl.SwizzledSharedLayout(1, 1, 1, [2, 1, 0])
+            )
+            for n in gl.static_range(STAGES):
+                _copy_step(ring, n * AHEAD, w_at, w_block, n * (WARPS * AHEAD), n_blocks, AHEAD, WORDS)
         for d in gl.static_range(AHEAD):
-            ws = ws + (_words(w_at + d * WORDS, w_block + d < n_blocks, PAST_L1),)
+            if STAGES == 0:
+                ws = ws + (_words(w_at + d * WORDS, w_block + d < n_blocks, PAST_L1),)
             if BITS == 4:
                 exists = s_block + d < n_blocks
                 at = gl.to_tensor(d)
@@ -353,8 +372,18 @@ if AVAILABLE:
                     warp_of = step % WARPS
                     _ask_in_bulk(packed_ptr, first, n_out, words, far, warp_of, far + 1, ROWS, STEP, WARPS)
             w_next, s_next, z_next = (), (), ()
+            if STAGES:
+                async_copy.wait_group(STAGES - 1)
+                here = ()
+                slot = step % STAGES * AHEAD
+                for d in gl.static_range(AHEAD):
+                    here = here + (ring.index(slot + d).load(W_WORDS),)
+                far = (step + STAGES) * (WARPS * AHEAD)
+                _copy_step(ring, slot, w_at, w_block, far, n_blocks, AHEAD, WORDS)
+            else:
+                here = ws
             for d in gl.static_range(AHEAD):
-                w = _w_operand(ws[d], LEFT)
+                w = _w_operand(here[d], LEFT)
                 part = gl.zeros([WARPS, ROWS, 8], gl.float32, SUMS)
                 x_sum = gl.zeros([WARPS, ROWS, 8], gl.float32, SUMS)
                 for i in gl.static_range(ELEMENTS):
@@ -376,15 +405,18 @@ if AVAILABLE:
                         x_sum = gl.zeros([WARPS, ROWS, 8], gl.float32, SUMS)
                 # After the last use, so that they go to the same registers.
                 after = (step + 1) * (WARPS * AHEAD) + d
-                w_next = w_next + (_words(w_at + after * WORDS, w_block + after < n_blocks, PAST_L1),)
+                if STAGES == 0:
+                    w_next = w_next + (_words(w_at + after * WORDS, w_block + after < n_blocks, PAST_L1),)
                 if BITS == 4:
                     exists = s_block + after < n_blocks
                     s_next = s_next + (_groups(scale_ptr + s_at, after, n_out, exists, GROUPS),)
                     if zero_ptr is not None:
                         z_next = z_next + (_groups(zero_ptr + s_at, after, n_out, exists, GROUPS),)
-                if d % TOGETHER == TOGETHER - 1 and d < AHEAD - 1:
+                if STAGES == 0 and d % TOGETHER == TOGETHER - 1 and d < AHEAD - 1:
                     _in_order(after)
-            ws, ss, zs = w_next, s_next, z_next
+            if STAGES == 0:
+                ws = w_next
+            ss, zs = s_next, z_next
 
         y = gl.sum(total, 0)
         ENDS: gl.constexpr = gl.SliceLayout(0, SUMS)

@@ -33,7 +33,12 @@ Row = tuple[tuple[str, int], ...]
 #: Tokens a tile: as many bytes as the present tile has, half and twice as many.
 FACTORS = (1.0, 0.5, 2.0)
 #: Warps, stages, and programs that a multiprocessor is to run; registers are held to what those get.
-WAYS = [(4, 5, 3), (4, 7, 2), (2, 5, 4), (4, 5, 2), (4, 5, 4), (4, 3, 4), (8, 5, 2), (2, 7, 3), (4, 9, 2)]
+WAYS = [
+    (4, 5, 3), (4, 7, 2), (4, 7, 4), (4, 5, 4), (4, 5, 2), (2, 5, 6), (2, 5, 3), (8, 5, 2), (4, 9, 3),
+    (2, 7, 4), (4, 3, 4), (8, 7, 2), (4, 9, 1), (8, 9, 1), (8, 5, 1),
+]  # fmt: skip
+#: Shared memory of a multiprocessor, and what a program takes beside its tiles.
+SHARED_BYTES, BESIDE_BYTES = 227 << 10, 8 << 10
 #: Enough sets that the cache holds none when its turn comes again.
 SETS = 3
 
@@ -43,14 +48,17 @@ def shapes(dim: int) -> list[Shape]:
     return [Shape([32768], 32, 8, dim, 16), Shape([8192] * 16, 32, 8, dim, 16)]
 
 
-def candidates(now: Mapping[str, int]) -> list[Row]:
+def candidates(now: Mapping[str, int], dim: int) -> list[Row]:
     """Rows of the table, the present one first, then those like it, with overlapping launches and without."""
     rows = [dict(now) | {"OVERLAP": 1}]
     for factor, (warps, stages, per_sm) in itertools.product(FACTORS, WAYS):
-        registers = 65536 // (32 * warps * per_sm) // 8 * 8
-        row = {"BLOCK_N": int(now["BLOCK_N"] * factor), "num_warps": warps, "num_stages": stages}
-        if row["BLOCK_N"] >= 16:
-            row |= {"per_sm": per_sm, "maxnreg": min(registers, 255)}
+        tokens = int(now["BLOCK_N"] * factor)
+        # Keys and values of 16 bits, in half of the stages.
+        held = (stages - 1) // 2 * tokens * 4 * next_power_of_2(dim) + BESIDE_BYTES
+        if tokens >= 16 and per_sm * held <= SHARED_BYTES:
+            registers = min(65536 // (32 * warps * per_sm) // 8 * 8, 255)
+            row = {"BLOCK_N": tokens, "num_warps": warps, "num_stages": stages, "per_sm": per_sm}
+            row |= {"maxnreg": registers}
             rows += [row | {"OVERLAP": 1}, row] if factor == 1.0 else [row | {"OVERLAP": 1}]
     return list(dict.fromkeys(tuple(row.items()) for row in [dict(now), *rows]))
 
@@ -116,7 +124,7 @@ def main() -> None:
     args = parser.parse_args()
     start = time.monotonic()
     device = torch.device("cuda", 0)
-    asked = {dim: candidates(ops.SPLIT.pick(next_power_of_2(dim), device)) for dim in args.dims}
+    asked = {dim: candidates(ops.SPLIT.pick(next_power_of_2(dim), device), dim) for dim in args.dims}
     with multiprocessing.get_context("spawn").Pool(args.jobs) as pool:
         tasks = [(dim, row) for dim, rows in asked.items() for row in rows]
         for failure in filter(None, pool.imap_unordered(compiled, tasks)):

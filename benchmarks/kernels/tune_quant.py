@@ -69,25 +69,29 @@ STREAM = [
 STREAM_INT8 = [
     (16, 2, 1, 4), (16, 2, 1, 8), (16, 1, 1, 8), (16, 2, 2, 8), (16, 2, 1, 16, 64), (32, 1, 1, 8, 128),
 ]  # fmt: skip
-#: Of the stream kernel, its row first: words asked for ahead, as far as the L2 cache. After the registers
-#: come steps ahead, bytes a thread asks for at once (0: in bulk), whether loads go past the first cache, and
-#: when the next kernel may begin.
+#: Of the stream kernel, its row first: more on its way than registers hold, asked for ahead as far as the L2
+#: cache or copied to shared memory. After the registers come steps ahead, bytes a thread asks for at once (0:
+#: in bulk), steps on their way to shared memory, whether loads go past the first cache, and when the next
+#: kernel may begin.
 FURTHER = [
-    (16, 4, 2, 4, 128, 0, 0, 0, 0), (16, 4, 2, 4, 128, 4, 64, 0, 0), (16, 4, 2, 4, 128, 4, 0, 0, 0),
-    (16, 4, 2, 4, 128, 4, 32, 0, 0), (16, 2, 2, 4, 80, 8, 64, 0, 0), (16, 2, 2, 4, 80, 8, 0, 0, 0),
-    (16, 4, 2, 4, 128, 4, 128, 0, 0), (16, 2, 2, 4, 80, 8, 64, 0, 2), (16, 4, 2, 4, 128, 1, 64, 0, 0),
-    (16, 2, 2, 8, 64, 4, 64, 0, 0), (16, 4, 2, 8, 128, 2, 64, 0, 0), (16, 4, 2, 4, 128, 4, 64, 1, 0),
-    (32, 2, 2, 8, 128, 4, 64, 0, 0), (16, 2, 2, 4, 80, 8, 64, 0, 1), (16, 4, 2, 4, 128, 4, 64, 0, 2),
-    (16, 2, 2, 4, 80, 2, 64, 0, 0),
+    (16, 4, 2, 4, 128, 0, 0, 0, 0, 0), (16, 4, 2, 4, 128, 4, 64, 0, 0, 0), (16, 1, 1, 8, 64, 8, 64, 0, 0, 0),
+    (16, 2, 2, 4, 128, 0, 0, 4, 0, 0), (16, 4, 2, 4, 128, 4, 0, 0, 0, 0), (16, 2, 2, 4, 80, 8, 64, 0, 0, 0),
+    (16, 1, 1, 8, 64, 8, 0, 0, 0, 0), (16, 2, 2, 4, 80, 8, 64, 0, 0, 2), (16, 1, 1, 4, 128, 0, 0, 8, 0, 0),
+    (16, 4, 2, 4, 128, 4, 32, 0, 0, 0), (16, 4, 2, 4, 128, 4, 128, 0, 0, 0),
+    (16, 2, 2, 8, 64, 4, 64, 0, 0, 0), (16, 4, 2, 8, 128, 2, 64, 0, 0, 0), (16, 4, 2, 4, 128, 1, 64, 0, 0, 0),
+    (16, 4, 2, 4, 128, 4, 64, 0, 1, 0), (16, 2, 2, 4, 128, 8, 64, 4, 0, 0), (16, 4, 2, 4, 128, 0, 0, 2, 0, 0),
+    (16, 2, 2, 4, 80, 8, 64, 0, 0, 1), (16, 2, 2, 4, 80, 8, 0, 0, 0, 0), (16, 2, 2, 4, 80, 2, 64, 0, 0, 0),
+    (32, 2, 2, 8, 128, 4, 64, 0, 0, 0), (16, 2, 2, 4, 128, 0, 0, 8, 0, 0),
 ]  # fmt: skip
 FURTHER_INT8 = [
-    (16, 2, 1, 4, 128, 0, 0, 0, 0), (16, 2, 1, 4, 128, 4, 64, 0, 0), (16, 2, 1, 4, 128, 4, 0, 0, 0),
-    (16, 2, 1, 4, 128, 2, 64, 0, 0), (16, 1, 1, 4, 80, 8, 64, 0, 0), (16, 2, 1, 4, 128, 4, 64, 1, 0),
+    (16, 2, 1, 4, 128, 0, 0, 0, 0, 0), (16, 2, 1, 4, 128, 4, 64, 0, 0, 0), (16, 1, 1, 4, 128, 0, 0, 4, 0, 0),
+    (16, 2, 1, 4, 128, 4, 0, 0, 0, 0), (16, 1, 1, 8, 64, 4, 64, 0, 0, 0), (16, 1, 1, 4, 80, 8, 64, 0, 0, 0),
+    (16, 2, 1, 4, 128, 0, 0, 2, 0, 0), (16, 2, 1, 4, 128, 2, 64, 0, 0, 0),
 ]  # fmt: skip
 FURTHER_WEIGHTS = [(8192, 8192, 4), (4096, 14336, 4), (8192, 8192, 8), (28672, 8192, 4), (4096, 4096, 4)]
 #: Of these candidates, by their places, calls on one set too, which the cache may hold: what is left then is
 #: no time of memory.
-FROM_CACHE = (0, 1, 4)
+FROM_CACHE = (0, 1, 2, 3)
 #: Out, columns and bits; the last for the cost of a call with next to nothing to do.
 WEIGHTS = [(8192, 8192, 4), (4096, 14336, 4), (4096, 4096, 4), (8192, 8192, 8), (8192, 128, 4)]
 #: Enough sets that the cache holds none when its turn comes again.
@@ -154,7 +158,7 @@ def trials(rows: int, bits: int) -> list[Trial]:
 
 def further(bits: int) -> list[Trial]:
     """The candidates of `FURTHER`; of int8 behind what the split kernel has."""
-    keys = "ROWS AHEAD TOGETHER num_warps maxnreg FETCH PIECE PAST_L1 OVERLAP"
+    keys = "ROWS AHEAD TOGETHER num_warps maxnreg FETCH PIECE STAGES PAST_L1 OVERLAP"
     if bits == 4:
         return [_trial("quant_stream", keys, each) for each in FURTHER]
     return [trials(1, 8)[0], *(_trial("quant_stream_int8", keys, each) for each in FURTHER_INT8)]
@@ -272,9 +276,10 @@ def main() -> None:
     asked = [(rows, weight, trials(rows, weight[2])) for rows in args.rows for weight in WEIGHTS]
     if args.further:
         asked = [(1, weight, further(weight[2])) for weight in FURTHER_WEIGHTS]
-    tasks = [(trial, rows, weight) for rows, weight, candidates in asked for trial in candidates]
+    # By columns, since how many rows W has calls for no other compilation.
+    tasks = {(trial, rows, *w[1:]): (trial, rows, w) for rows, w, candidates in asked for trial in candidates}
     with multiprocessing.get_context("spawn").Pool(args.jobs) as pool:
-        for failure in filter(None, pool.imap_unordered(compiled, tasks)):
+        for failure in filter(None, pool.imap_unordered(compiled, tasks.values())):
             print(f"  {failure}", flush=True)
     roof = copy_bandwidth()
     print(f"compiled after {time.monotonic() - start:.0f} s; copy {roof / 1e12:.2f} TB/s", flush=True)

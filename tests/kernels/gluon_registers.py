@@ -111,6 +111,27 @@ def product(a, b, acc):
     return value(a @ b + acc.as_subclass(torch.Tensor))
 
 
+class Copies:
+    """Copies to shared memory that are under way until they are waited for."""
+
+    def __init__(self):
+        self.groups = [[]]
+
+    def async_copy_global_to_shared(self, smem, pointer, mask):
+        assert smem.values.shape == torch.broadcast_shapes(pointer.at.shape, mask.shape)
+        # Nothing may be read from where something is on its way to.
+        smem.values.fill_(RUBBISH)
+        self.groups[-1].append((smem, load(pointer, mask)))
+
+    def commit_group(self):
+        self.groups.append([])
+
+    def wait_group(self, num_outstanding):
+        while len(self.groups) - 1 > num_outstanding:
+            for smem, values in self.groups.pop(0):
+                smem.values.copy_(values)
+
+
 class _Language:
     """What the kernel names of Gluon, layouts as nothing."""
 
@@ -186,7 +207,7 @@ def install(monkeypatch, module):
         asked.append((at.storage, places[mask], torch.broadcast_to(size, mask.shape)[mask]))
 
     replaced = {
-        "gl": language, "mma_v2": product, "centred_element": element, "_bits": bits,
+        "gl": language, "async_copy": Copies(), "mma_v2": product, "centred_element": element, "_bits": bits,
         "_in_order": lambda x: None, "_barrier": lambda: None,
         "_words": lambda at, mask, past_l1: load(at, mask), "_fetch": fetch, "_fetch_bulk": fetch_bulk,
         "_let_next_begin": lambda: None, "_await_previous": lambda: None,

@@ -71,7 +71,7 @@ def test_scales_of_any_dtype_are_read_right(on_cpu, scale_dtype):
 
 
 def _only(monkeypatch, row):
-    keys = ("ROWS", "AHEAD", "TOGETHER", "num_warps", "PAST_L1", "OVERLAP", "FETCH", "PIECE")
+    keys = ("ROWS", "AHEAD", "TOGETHER", "num_warps", "PAST_L1", "OVERLAP", "FETCH", "PIECE", "STAGES")
     chosen = dict(zip(keys, row, strict=False))
     for table in (launches.STREAM, launches.STREAM_INT8):
         monkeypatch.setattr(table, "rows", {"default": ((None, chosen),)})
@@ -128,6 +128,14 @@ def test_all_scales_are_asked_for_ahead(on_cpu, monkeypatch):
         # THEN of every group those of each program's first row
         wanted = torch.arange(weight.scale.shape[1])[:, None] * 32 + torch.tensor([0, 16])
         assert sorted(places.tolist()) == sorted(wanted.flatten().tolist())
+
+
+@pytest.mark.parametrize("row", [(16, 2, 1, 2), (16, 1, 1, 4), (32, 4, 2, 2)])
+@pytest.mark.parametrize("stages", [2, 3, 8])
+@pytest.mark.parametrize("form", [(4, 128, True), (4, 32, False), (8, None, True)])
+def test_words_that_pass_through_shared_memory_are_waited_for(on_cpu, monkeypatch, form, stages, row):
+    _only(monkeypatch, (*row, 0, 0, 0, 0, stages))
+    _judge(torch.device("cpu"), form, 50, 1500, torch.float16)
 
 
 def test_a_bias_may_be_missing_and_an_infinite_x_gives_what_eager_gives(on_cpu):
@@ -204,6 +212,19 @@ def test_it_is_bit_equal_from_run_to_run_on_a_gpu(gpu):
 def test_loads_past_the_first_cache_are_right_on_a_gpu(gpu, monkeypatch, form):
     _only(monkeypatch, (16, 2, 1, 4, 1, 0))
     _judge(gpu, form, 37, 4480, torch.bfloat16)
+
+
+@pytest.mark.gpu
+@pytest.mark.quick
+@pytest.mark.parametrize("stages", [2, 5])
+@pytest.mark.parametrize("form", [(4, 128, True), (4, 32, False), (8, None, True)])
+def test_a_way_through_shared_memory_changes_no_bit_on_a_gpu(gpu, monkeypatch, form, stages):
+    weight = _quantize(torch.randn(37, 4480, device=gpu), form)
+    x = torch.randn(1, 4480, device=gpu).bfloat16()
+    _only(monkeypatch, (16, 2, 1, 4))
+    expected = _streamed(x, weight)
+    _only(monkeypatch, (16, 2, 1, 4, 0, 0, 0, 0, stages))
+    assert torch.equal(_streamed(x, weight), expected)
 
 
 @pytest.mark.gpu
