@@ -32,7 +32,8 @@ def forward_kernel(
     """out = dropout(softmax(scores)) v, and `lse`, the scores' log-sum-exp in the units of `scores`.
 
     Rows that see no key give 0, and lse = +inf, so that the backward's probabilities come out as 0. With
-    `RESIDUE` what rounding takes from the output is kept.
+    `RESIDUE` what rounding takes from the output is kept, and probabilities are summed as they are
+    multiplied, so that what all values have in common is weighed by 1.
     """
     block, plane = work_item(n_blocks, n_planes, together, RIGHT)
     batch, head = plane // heads, plane % heads
@@ -89,7 +90,7 @@ def forward_kernel(
             p = tl.exp2((scores - anchor[:, None]) * factor)
             shrink = tl.exp2((top - anchor) * factor)
             weights = p.to(out.dtype.element_ty)
-            total = total * shrink + tl.sum(weights.to(tl.float32), 1)
+            total = total * shrink + tl.sum(weights.to(tl.float32) if RESIDUE else p, 1)
             acc = acc * shrink[:, None]
             if DROPOUT:
                 keep = kept(seed, plane, row, n_q, col, n_k, KEEP, BLOCK_M, BLOCK_N)

@@ -88,12 +88,13 @@ if AVAILABLE:
     def probabilities(
         raw, top, total, edge, code, bits, numbers, row, col, n_k, low, high, factor, scale_2,
         dtype: gl.constexpr, MASKED: gl.constexpr, LEFT: gl.constexpr, RIGHT: gl.constexpr,
-        EXACT: gl.constexpr,
+        EXACT: gl.constexpr, RESIDUE: gl.constexpr,
     ):  # fmt: skip
         """Of a block of scores, with what joins it to the blocks before: maximum, sum, shrinkage of both.
 
-        A row's maximum, scaled, is rounded alike in all that is made of it, so that the rounding cancels. The
-        sum is of probabilities as rounded to `dtype`, so that what all values have in common is weighed by 1.
+        A row's maximum, scaled, is rounded alike in all that is made of it, so that the rounding cancels.
+        With `RESIDUE` the sum is of probabilities as rounded to `dtype`, so that what all values have in
+        common is weighed by 1.
         """
         raw = mask_applied(raw, code, bits, numbers, scale_2, MASKED)
         if edge:
@@ -101,19 +102,24 @@ if AVAILABLE:
         new_top = gl.maximum(top, gl.max(raw, 1))
         # Where a row has seen nothing yet, -inf less -inf would be no number.
         anchor = gl.where(new_top == float("-inf"), 0.0, new_top)
-        p = exponentials(raw, anchor[:, None], factor, EXACT).to(dtype)
+        p = exponentials(raw, anchor[:, None], factor, EXACT)
+        weights = p.to(dtype)
         if EXACT:
             shrink = gl.exp2((top - anchor) * factor)
         else:
             shrink = gl.exp2(top * factor - anchor * factor)
-        return p, new_top, total * shrink + gl.sum(p.to(gl.float32), 1), shrink
+        if RESIDUE:
+            total = total * shrink + gl.sum(weights.to(gl.float32), 1)
+        else:
+            total = total * shrink + gl.sum(p, 1)
+        return weights, new_top, total, shrink
 
     @gluon.jit
     def block_step(
         raw_layout: gl.constexpr, queries, k_tiles, v_tiles, k_ready, k_empty, v_ready, v_empty,
         acc, weights, top, total, count, edge, code, words, added, x_m, x_n, row, col, n_q, n_k,
         low, high, factor, scale_2, MASKED: gl.constexpr, LEFT: gl.constexpr, RIGHT: gl.constexpr,
-        EXACT: gl.constexpr, STAGES: gl.constexpr,
+        EXACT: gl.constexpr, RESIDUE: gl.constexpr, STAGES: gl.constexpr,
     ):  # fmt: skip
         """Scores of one more block; beside their softmax runs the product of the weights before them."""
         at, phase = count % STAGES, (count // STAGES) & 1
@@ -138,7 +144,7 @@ if AVAILABLE:
         mbarrier.arrive(k_empty.index(at), count=1)
         p, top, total, shrink = probabilities(
             raw, top, total, edge, code, bits, numbers, row, col, n_k, low, high, factor, scale_2,
-            weights.dtype, MASKED, LEFT, RIGHT, EXACT,
+            weights.dtype, MASKED, LEFT, RIGHT, EXACT, RESIDUE,
         )  # fmt: skip
         acc, weights = warpgroup_mma_wait(num_outstanding=0, deps=(acc, weights))
         mbarrier.arrive(v_empty.index(before), count=1)
@@ -206,7 +212,7 @@ if AVAILABLE:
             )  # fmt: skip
             p, top, total, _ = probabilities(
                 raw, top, total, (block_n < whole) | (block_n >= until), code, bits, numbers, row, col, n_k,
-                low, high, factor, scale_2, dtype, MASKED, LEFT, RIGHT, EXACT,
+                low, high, factor, scale_2, dtype, MASKED, LEFT, RIGHT, EXACT, RESIDUE,
             )  # fmt: skip
             weights = gl.convert_layout(p, weight_layout)
             acc = gl.zeros([ROWS, COLS_V], gl.float32, acc_layout)
@@ -217,7 +223,7 @@ if AVAILABLE:
                     raw_layout, queries, k_tiles, v_tiles, k_ready, k_empty, v_ready, v_empty,
                     acc, weights, top, total, count, (block_n < whole) | (block_n >= until), code, words,
                     addends, x_m, x_n, row, block_n * BLOCK_N, n_q, n_k, low, high, factor, scale_2,
-                    MASKED, LEFT, RIGHT, EXACT, STAGES,
+                    MASKED, LEFT, RIGHT, EXACT, RESIDUE, STAGES,
                 )  # fmt: skip
                 count += 1
             # No scores of this block of queries are to come: the next block's may.

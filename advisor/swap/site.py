@@ -22,9 +22,9 @@ class Example:
         autocast: dtype of autocast in force on the device, or None.
         rng: whether the call draws random numbers (dropout).
         grad: whether autograd recorded the call.
-        gradient_strides: of the gradients that the loop's backward had for its outputs, by the output's index;
-            filled in as that runs, and what is tried later begins with such. A kernel may go wrong with some
-            layouts only, and PyTorch's cuDNN attention with all that differ from the first it met.
+        gradient_strides: of the gradients that the loop's backward had for its outputs, by the output's
+            index; filled in as that runs, and what is tried later begins with such. A kernel may go wrong
+            with some layouts only, and PyTorch's cuDNN attention with all but the first that it met.
     """
 
     args: tuple[Any, ...]

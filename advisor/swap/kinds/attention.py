@@ -15,10 +15,10 @@ from advisor.swap.kinds.registry import Offer, kind
 from advisor.swap.site import Candidate, Example
 from advisor.swap.tensors import devices_of
 
-#: By name for a reader; and whether its backward gives the same bits in every run.
+#: By name for a reader; and whether its backward gives the same bits in every run. Not cuDNN's, whose
+#: backward goes wrong with gradients laid out in two ways: see ``docs/swap.md``.
 _BACKENDS = {
     "flash": (SDPBackend.FLASH_ATTENTION, False),
-    "cuDNN": (SDPBackend.CUDNN_ATTENTION, False),
     "memory-efficient": (SDPBackend.EFFICIENT_ATTENTION, False),
 }
 

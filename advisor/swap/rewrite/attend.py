@@ -54,7 +54,7 @@ def candidates(settings: dict[str, Any], grouped: int, called: bool = False) -> 
         yield of_torch(
             name,
             _sdpa,
-            _SDPA.format(arguments=theirs),
+            _permanent(theirs, backend),
             partial(_sdpa_reasons, called=called),
             deterministic=name == "SDPA (math)",
             backend=backend,
@@ -63,12 +63,22 @@ def candidates(settings: dict[str, Any], grouped: int, called: bool = False) -> 
         )
 
 
+def _permanent(arguments: str, backend: str | None) -> str:
+    line = _SDPA.format(arguments=arguments)
+    if backend is None:
+        return line
+    return f"with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.{backend}):\n    {line}"
+
+
 def _backends() -> dict[str, str | None]:
-    """PyTorch's own attention by name: whichever it picks, and each that a GPU has."""
+    """PyTorch's own attention by name: whichever it picks, and each that a GPU has.
+
+    But not cuDNN's, whose backward PyTorch 2.11 plans once for queries, keys and values as they are laid out,
+    and runs by that plan on output gradients of any layout: see ``docs/swap.md``.
+    """
     found: dict[str, str | None] = {"SDPA": None}
     if torch.cuda.is_available():
         found["SDPA (flash)"] = "FLASH_ATTENTION"
-        found["SDPA (cuDNN)"] = "CUDNN_ATTENTION"
         found["SDPA (memory-efficient)"] = "EFFICIENT_ATTENTION"
     return found
 
