@@ -1,4 +1,5 @@
-"""Whole training runs in a Lightning Trainer: eager, swap, Liger, torch.compile, and swap with torch.compile.
+"""Whole training runs in a Lightning Trainer: eager, swap, Liger, torch.compile, swap with torch.compile, and
+with PyTorch's own attention written into the model.
 
     python benchmarks/end_to_end.py --quick                 one round each, under twelve minutes on an H200
     python benchmarks/end_to_end.py                         three rounds, all variants, loss curves of all
@@ -8,9 +9,9 @@
 A process a model. In it the variants take turns, a fresh model each: every round trains each of them for some
 steps, whose distances on the device are taken once it runs steadily (for swap: once that has decided).
 Peak memory is the allocator's in those steps and, where the step is replayed, what its graphs hold beside
-(``graph_bytes`` of it). The loss curve is that of 300 steps: swap, begun at the
-second batch, against two seeds of the eager loop. What a child has measured is written at once, and a later
-call keeps what is there unless told otherwise (``--again``).
+(``graph_bytes`` of it). The loss curve is that of 300 steps: swap, begun at the second batch, and "sdpa",
+against two seeds of the eager loop. What a child has measured is written at once, and a later call keeps what
+is there unless told otherwise (``--again``).
 """
 
 from __future__ import annotations
@@ -35,8 +36,9 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
-#: "swap_unreplayed" swaps and leaves the step unreplayed, to tell what each of the two is worth.
-VARIANTS = ("eager", "swap", "compile", "liger", "swap_compile", "swap_unreplayed")
+#: "swap_unreplayed" swaps and leaves the step unreplayed, to tell what each of the two is worth; "sdpa" has
+#: `scaled_dot_product_attention` in the model, without swap, to tell what is PyTorch's own doing.
+VARIANTS = ("eager", "swap", "compile", "liger", "swap_compile", "swap_unreplayed", "sdpa")
 #: Variants of a quick run, besides the eager loop's second turn; the model that matters most gets all.
 QUICK, QUICK_FIRST = ("eager", "swap", "compile"), "gpt2"
 #: Batches before steps are timed: those that warm up, those in which swap decides, and those that it may pass
@@ -45,6 +47,8 @@ WARM, DECIDING, COMPILING = 15, 80, 2000
 TIMED, CURVE = 30, 300
 #: Steps over which curves are compared closely, and the window over which they are smoothed.
 CLOSE, SMOOTH = 20, 20
+#: Of the losses of a curve, each so-many-th is kept.
+EVERY = 10
 #: Share by which two measurements of one thing may differ.
 NOISE = 0.02
 PACKAGES = ("triton", "lightning", "pytorch-lightning", "transformers", "timm", "torchvision", "liger-kernel")
@@ -121,7 +125,7 @@ def train(
     light.seed_everything(seed, verbose=False)
     generator = torch.Generator().manual_seed(1)
     batches = [task.batch(generator) for _ in range(min(steps, 16))]
-    loop: Any = module(task)
+    loop: Any = module(task, task.sdpa if variant == "sdpa" else None)
     if variant.endswith("compile"):
         loop = torch.compile(loop)
     watch, callbacks = Watch(), []
@@ -275,23 +279,32 @@ def summary(rounds: list[dict[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def curve(eager: list[float], other_seed: list[float], swapped: list[float]) -> dict[str, Any]:
-    """Whether a swapped run learns as the eager one does.
+def curve(
+    eager: list[float], other_seed: list[float], swapped: list[float], sdpa: list[float] | None = None
+) -> dict[str, Any]:
+    """Whether a swapped run learns as the eager one does, and one with PyTorch's own attention in the model.
 
     Returns:
         ``first_difference``: largest of the first `CLOSE` steps; ``spread`` and ``distance``: mean distance
-        of the smoothed curves of the two eager seeds, and of the swapped from the eager one; ``within``.
+        of the smoothed curves of the two eager seeds, and of the swapped from the eager one; ``within``;
+        ``last_losses`` of the three; ``sdpa``: its distance and last loss, where it was run; ``losses``.
     """
+    runs = {"eager": eager, "other_seed": other_seed, "swap": swapped, **({"sdpa": sdpa} if sdpa else {})}
     smooth = [_smoothed(losses) for losses in (eager, other_seed, swapped)]
     spread, distance = _distance(smooth[0], smooth[1]), _distance(smooth[0], smooth[2])
-    return {
+    found: dict[str, Any] = {
         "steps": len(eager),
         "first_difference": max(abs(a - b) for a, b in zip(eager[:CLOSE], swapped[:CLOSE], strict=True)),
         "spread": spread,
         "distance": distance,
         "within": distance <= spread,
         "last_losses": [statistics.mean(losses[-SMOOTH:]) for losses in (eager, other_seed, swapped)],
+        "losses": {name: [round(loss, 5) for loss in losses[::EVERY]] for name, losses in runs.items()},
     }
+    if sdpa:
+        distance = _distance(smooth[0], _smoothed(sdpa))
+        found["sdpa"] = {"distance": distance, "last_loss": statistics.mean(sdpa[-SMOOTH:])}
+    return found
 
 
 def _smoothed(losses: list[float]) -> list[float]:
@@ -338,19 +351,25 @@ def child(args: argparse.Namespace) -> None:
         free()
     if args.curve and "swap" in args.variants and time.monotonic() < end_s:
         losses = []
-        for variant, seed in (("eager", 0), ("eager", 1), ("swap", 0)):
+        runs = [("eager", 0), ("eager", 1), ("swap", 0)]
+        if "sdpa" in args.variants and not _cannot(task, "sdpa"):
+            runs.append(("sdpa", 0))
+        for variant, seed in runs:
             with tempfile.TemporaryDirectory() as folder:
                 losses.append(
                     train(task, variant, args.curve, Path(folder), seed, timed=1, warmup_steps=1,
                           lightning_options=options(task, args))["losses"]
                 )  # fmt: skip
             free()
-        say("curve", curve(*losses))
+            if len(losses) > 2:
+                say("curve", curve(*losses))
 
 
 def _cannot(task: Any, variant: str) -> str:
     import importlib.util
 
+    if variant == "sdpa":
+        return "" if task.sdpa is not None else "its attention is not written out here"
     if variant != "liger":
         return ""
     if task.liger is None:

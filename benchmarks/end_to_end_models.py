@@ -32,6 +32,7 @@ class Task:
         optimizer: further arguments of AdamW.
         needs: packages that must be installed.
         liger: applies Liger's kernels to the package's classes, where it has any for this model.
+        sdpa: makes the model with PyTorch's own attention in place of scores that are written out.
     """
 
     build: Callable[[], nn.Module]
@@ -41,20 +42,21 @@ class Task:
     optimizer: dict[str, Any] = field(default_factory=dict)
     needs: tuple[str, ...] = ()
     liger: Callable[[], None] | None = None
+    sdpa: Callable[[], nn.Module] | None = None
 
     def missing(self) -> list[str]:
         """Packages that are not installed."""
         return [name for name in self.needs if importlib.util.find_spec(name) is None]
 
 
-def module(task: Task) -> Any:
-    """The task as a LightningModule that keeps its losses on the device."""
+def module(task: Task, build: Callable[[], nn.Module] | None = None) -> Any:
+    """The task as a LightningModule, with the model that `build` makes, or else its own."""
     light = lightning()
 
     class Loop(light.LightningModule):
         def __init__(self) -> None:
             super().__init__()
-            self.model = task.build()
+            self.model = (build or task.build)()
 
         def training_step(self, batch: Any, batch_idx: int) -> Tensor:
             return task.loss(self.model, batch)
@@ -66,11 +68,11 @@ def module(task: Task) -> Any:
 
 
 class Attention(nn.Module):
-    """Causal, with the scores written out."""
+    """Causal, with the scores written out, or by PyTorch's own."""
 
-    def __init__(self, width: int, heads: int, tokens: int) -> None:
+    def __init__(self, width: int, heads: int, tokens: int, sdpa: bool = False) -> None:
         super().__init__()
-        self.heads = heads
+        self.heads, self.sdpa = heads, sdpa
         self.qkv, self.proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
         self.register_buffer(
             "mask", torch.tril(torch.ones(tokens, tokens, dtype=torch.bool)), persistent=False
@@ -81,16 +83,19 @@ class Attention(nn.Module):
         q, k, v = (
             part.view(batch, tokens, self.heads, -1).transpose(1, 2) for part in self.qkv(x).chunk(3, -1)
         )
-        scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])
-        weights = scores.masked_fill(~self.mask[:tokens, :tokens], float("-inf")).softmax(-1)
-        return self.proj((weights @ v).transpose(1, 2).reshape(batch, tokens, width))
+        if self.sdpa:
+            mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        else:
+            scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])
+            mixed = scores.masked_fill(~self.mask[:tokens, :tokens], float("-inf")).softmax(-1) @ v
+        return self.proj(mixed.transpose(1, 2).reshape(batch, tokens, width))
 
 
 class Block(nn.Module):
-    def __init__(self, width: int, heads: int, tokens: int) -> None:
+    def __init__(self, width: int, heads: int, tokens: int, sdpa: bool = False) -> None:
         super().__init__()
         self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.attention = Attention(width, heads, tokens)
+        self.attention = Attention(width, heads, tokens, sdpa)
         self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -101,10 +106,12 @@ class Block(nn.Module):
 class GPT(nn.Module):
     """GPT-2's shape, with attention, bias, GELU and LayerNorm each written out."""
 
-    def __init__(self, vocabulary: int, tokens: int, width: int, layers: int, heads: int) -> None:
+    def __init__(
+        self, vocabulary: int, tokens: int, width: int, layers: int, heads: int, sdpa: bool = False
+    ) -> None:
         super().__init__()
         self.tokens, self.positions = nn.Embedding(vocabulary, width), nn.Embedding(tokens, width)
-        self.blocks = nn.ModuleList(Block(width, heads, tokens) for _ in range(layers))
+        self.blocks = nn.ModuleList(Block(width, heads, tokens, sdpa) for _ in range(layers))
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, vocabulary, bias=False)
 
     def forward(self, ids: Tensor) -> Tensor:
@@ -266,7 +273,8 @@ def tasks(tiny: bool) -> dict[str, Task]:
     chain = (16, 64, 2) if tiny else (256, 2048, 6)
     return {
         "gpt2": Task(
-            lambda: GPT(*gpt), _text(2 if tiny else 8, tokens, vocabulary), _next_token, optimizer=single
+            lambda: GPT(*gpt), _text(2 if tiny else 8, tokens, vocabulary), _next_token, optimizer=single,
+            sdpa=lambda: GPT(*gpt, sdpa=True),
         ),
         "mixer": Task(lambda: Chain(*chain), _sequence(2 if tiny else 64, *chain[:2]), _label),
         "llama": Task(

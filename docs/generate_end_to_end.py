@@ -99,6 +99,18 @@ def _curves(models: Mapping[str, Any]) -> Iterator[str]:
                 f"eager loop's on average, where two seeds of the eager loop are {curve['spread']:.3g} "
                 f"apart; at most {curve['first_difference']:.2g} in any of the first 20."
             )
+            if "sdpa" in curve:
+                yield _of_sdpa(name, curve)
+
+
+def _of_sdpa(name: str, curve: Mapping[str, Any]) -> str:
+    eager, other, swapped = (f"{loss:.3g}" for loss in curve["last_losses"])
+    distance, last = (f"{curve['sdpa'][what]:.3g}" for what in ("distance", "last_loss"))
+    return (
+        f"{name} with `scaled_dot_product_attention` in the model, without swap: {distance} from the eager "
+        f"loop's, and in the end at a loss of {last}, where the two seeds of the eager loop are at {eager} and "
+        f"{other}, and the swapped run is at {swapped}."
+    )
 
 
 if __name__ == "__main__":

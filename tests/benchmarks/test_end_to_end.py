@@ -71,6 +71,42 @@ def test_a_swapped_curve_is_held_against_two_seeds() -> None:
     assert far["spread"] == pytest.approx(0.1)
 
 
+def test_torchs_own_attention_has_its_place_in_the_curve_and_losses_are_kept() -> None:
+    eager = [10.0 - 0.02 * n for n in range(300)]
+    runs = (eager, [loss + 0.1 for loss in eager], [loss + 0.05 for loss in eager])
+
+    plain = end_to_end.curve(*runs)
+    found = end_to_end.curve(*runs, [loss + 2.0 for loss in eager])
+
+    assert "sdpa" not in plain
+    assert found["sdpa"]["distance"] == pytest.approx(2.0)
+    assert found["sdpa"]["last_loss"] == pytest.approx(found["last_losses"][0] + 2.0)
+    assert found["losses"]["sdpa"] == pytest.approx([loss + 2.0 for loss in eager[::10]])
+    assert {name: len(losses) for name, losses in plain["losses"].items()} == {
+        "eager": 30, "other_seed": 30, "swap": 30,
+    }  # fmt: skip
+
+
+def test_with_torchs_own_attention_the_model_computes_the_same() -> None:
+    import torch
+
+    from benchmarks.end_to_end_models import tasks
+
+    task = tasks(tiny=True)["gpt2"]
+    written_out, fused = task.build(), task.sdpa()
+    fused.load_state_dict(written_out.state_dict())
+    batch = task.batch(torch.Generator().manual_seed(0))
+    losses = []
+    for model in (written_out, fused):
+        losses.append(task.loss(model, batch))
+        losses[-1].backward()
+    torch.testing.assert_close(losses[0], losses[1])
+    for mine, theirs in zip(fused.parameters(), written_out.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad, theirs.grad, rtol=1e-4, atol=1e-6)
+    assert end_to_end._cannot(task, "sdpa") == ""
+    assert end_to_end._cannot(tasks(tiny=True)["mixer"], "sdpa")
+
+
 def test_what_is_slower_with_swaps_is_named_beyond_the_noise_alone() -> None:
     def model(**times: float | None) -> dict:
         return {"variants": {variant: {"step_ms": ms} for variant, ms in times.items()}}

@@ -82,6 +82,16 @@ def test_the_loss_is_told_beside_two_seeds(generator):
     page = generator.render(PAGE, _results(net={"variants": {"swap": _swap()}, "curve": curve}))
     assert "Loss of net over 300 steps, smoothed: 0.012 from the eager loop's on average" in page
     assert "0.034 apart; at most 0.0021 in any of the first 20." in page
+    assert "scaled_dot_product_attention" not in page
+
+
+def test_the_loss_with_torchs_own_attention_is_told_where_it_was_run(generator):
+    curve = {"steps": 300, "distance": 0.012, "spread": 0.034, "first_difference": 0.0021}
+    curve |= {"last_losses": [0.091, 0.092, 0.093], "sdpa": {"distance": 0.87, "last_loss": 2.456}}
+    page = generator.render(PAGE, _results(net={"variants": {"swap": _swap()}, "curve": curve}))
+    assert "net with `scaled_dot_product_attention` in the model, without swap: 0.87 from the eager" in page
+    assert "at a loss of 2.46, where the two seeds of the eager loop are at 0.091 and 0.092" in page
+    assert "the swapped run is at 0.093." in page
 
 
 def test_a_page_without_its_marks_is_refused(generator):
