@@ -217,6 +217,11 @@ def _may_be_triangular(mask: Tensor, heads: _Heads) -> bool:
     return queries == keys and is_shared(mask, queries, keys)
 
 
+#: Measured with torch 2.11 and cuDNN 9.19 on an H200, see docs/swap.md.
+_TWO_LAYOUTS = (
+    "by cuDNN, gradients are wrong where one process backpropagates through attention of the same shapes with "
+    "output gradients laid out in two ways (seen in torch 2.11)"
+)
 _REASONS = {
     "dtype": (
         "queries, keys and values are {dtype}, and the fast backends take bf16 and fp16",
@@ -251,13 +256,13 @@ _REASONS = {
         "from torch.nn.attention import SDPBackend, sdpa_kernel\n"
         "with sdpa_kernel([SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION], set_priority=True):\n"
         "    ...  # around the step; torch >= 2.6",
-        "",
+        _TWO_LAYOUTS,
     ),
     "disabled": (
         "nothing in the arguments keeps the fast backends away: they are disabled or not built",
         "torch.backends.cuda.enable_flash_sdp(True)\ntorch.backends.cuda.enable_cudnn_sdp(True)\n"
         "# and look for sdpa_kernel(...) contexts around the call",
-        "",
+        _TWO_LAYOUTS,
     ),
 }
 
