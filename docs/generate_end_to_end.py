@@ -108,8 +108,8 @@ def _of_sdpa(name: str, curve: Mapping[str, Any]) -> str:
     distance, last = (f"{curve['sdpa'][what]:.3g}" for what in ("distance", "last_loss"))
     return (
         f"{name} with `scaled_dot_product_attention` in the model, without swap: {distance} from the eager "
-        f"loop's, and in the end at a loss of {last}, where the two seeds of the eager loop are at {eager} and "
-        f"{other}, and the swapped run is at {swapped}."
+        f"loop's, and in the end at a loss of {last}, where the two seeds of the eager loop are at {eager} "
+        f"and {other}, and the swapped run is at {swapped}."
     )
 
 
