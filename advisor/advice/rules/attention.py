@@ -219,8 +219,8 @@ def _may_be_triangular(mask: Tensor, heads: _Heads) -> bool:
 
 #: Measured with torch 2.11 and cuDNN 9.19 on an H200, see docs/swap.md.
 _TWO_LAYOUTS = (
-    "by cuDNN, gradients are wrong where one process backpropagates through attention of the same shapes with "
-    "output gradients laid out in two ways (seen in torch 2.11)"
+    "by cuDNN, gradients are wrong where one process backpropagates through attention of the same shapes "
+    "with output gradients laid out in two ways (seen in torch 2.11)"
 )
 _REASONS = {
     "dtype": (
