@@ -139,8 +139,14 @@ class Swapping(Idle):
 
     def _look_after(self) -> None:
         """A check of the step that found it wrong puts everything back, and is told."""
-        if self._in_force and self._ranks.alone and (why := self._engine.given_up):
+        if not self._in_force or not (why := self._engine.given_up):
+            return
+        if self._ranks.alone:
             self._end(f"taken back later, since {why}")
+        else:
+            # By then the original serves in the step. Optimizers must go on alike, or parameters drift apart.
+            self._in_force = False
+            notify.warn(f"swap: the original step serves on this rank, since {why}")
 
     def restore(self) -> None:
         """Put everything back now; on several ranks each must be asked."""

@@ -195,6 +195,20 @@ def test_all_ranks_do_what_rank_0_decides_and_only_it_tries_and_writes(tmp_path)
     assert len(bus.said) == 3  # begin, what, whether to keep
 
 
+def test_a_check_that_fails_on_one_rank_after_the_verdict_is_told_there_once_and_the_others_go_on(
+    tmp_path, monkeypatch
+):
+    warned = []
+    monkeypatch.setattr(swapping.notify, "warn", warned.append)
+    engines, _, runs = run(tmp_path)
+    engines[1].given_up = "a check found it wrong: planted"
+    for batch in range(3):
+        for one in runs:
+            one.batch_end(batch)
+    assert warned == ["swap: the original step serves on this rank, since a check found it wrong: planted"]
+    assert [engine.on for engine in engines] == [True, True]
+
+
 def test_ranks_ask_again_until_rank_0_is_done_recording(tmp_path):
     _, bus, _ = run(tmp_path, steady_after=MEETING + 10)
     assert [order.wait for order in bus.said] == [True, False, False, False]
