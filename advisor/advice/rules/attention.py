@@ -32,6 +32,10 @@ y = torch.nn.functional.scaled_dot_product_attention(
     q, k, v,{mask}
     dropout_p=self.dropout_p if self.training else 0.0,
 )  # q, k, v: (batch, heads, tokens, head_dim)"""
+_RISK = """\
+sums in another order, in 16 bits a softmax in fp32 inside: differences as by rounding; in 16 bits, gradients \
+of queries and keys lose accuracy where keys and values have much in common, as training may make them, which \
+advisor.kernels.attention keeps (docs/swap.md); attention weights are no longer there to be logged"""
 _MASK = " attn_mask=mask,  # bool: True where a query may look; or numbers to be added to the scores"
 _Heads: TypeAlias = "tuple[Tensor, Tensor, Tensor]"
 #: Longest head that FlashAttention and cuDNN take.
@@ -57,6 +61,9 @@ def explicit(loop: Loop) -> Iterator[Finding]:
     takes its result, in this order on one thread; what lies between and works on that size goes too, and so
     do the gradients, by autograd's sequence numbers. The new time is that of fused attention at rates
     measured by head dimension and mask.
+
+    What to watch: in 16 bits, fused gradients of queries and keys lose accuracy where keys and values have
+    much in common, which the bundled attention keeps; the page on swap tells what was measured.
 
     Silent where attention is fused already, and for softmaxes that are not between two such products.
     """
@@ -84,8 +91,7 @@ def explicit(loop: Loop) -> Iterator[Finding]:
         ],
         edits=edits,
         fix=_FIX.format(mask=mask),
-        risk="sums in another order, in 16 bits a softmax in fp32 inside: differences as by rounding; "
-        "attention weights are no longer there to be logged",
+        risk=_RISK,
         swap="attention",
     )
 

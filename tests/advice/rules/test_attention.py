@@ -58,6 +58,7 @@ def test_softmax_between_two_products_is_found_with_mask_and_gradients():
     assert 0.85 < likely_ms(said) < 1.15
     assert "1 place" in advice.finding.title
     assert "is_causal=True" in advice.finding.fix
+    assert "where keys and values have much in common" in advice.finding.risk
     assert advice.finding.swap == "attention"
 
 
