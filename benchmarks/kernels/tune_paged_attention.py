@@ -3,9 +3,9 @@
     python -m benchmarks.kernels.tune_paged_attention [--dims 128 64 256] [--budget-s 60] [--output FILE]
 
 For a single long sequence and for a batch of them, every candidate row of `SPLIT` (`kernels/_paged_ops.py`),
-all in turns, in both clocks; and an empty launch, for what the clocks themselves take. The rows with the
-least sum of both times of calls in a row come last, as the table may take them over for this architecture.
-Candidates are compiled side by side.
+all in turns, in both clocks; and an empty launch, for what the clocks themselves take. Printed are the
+fastest and the present one. The rows with the least times of calls in a row, over their floors, come last,
+as the table may take them over for this architecture. Candidates are compiled side by side.
 """
 
 from __future__ import annotations
@@ -141,9 +141,10 @@ def main() -> None:
             floor = floor_ms(shape, roof)
             print(f"{shape}, floor {floor:.4f} ms: single, in a row", flush=True)
             times = timed(rows, shape)
-            for name, (single, row) in sorted(times.items(), key=lambda entry: entry[1][0]):
-                sums[name] = sums.get(name, 0.0) + row
-                print(f"  {single:.4f} ({floor / single:4.0%})  {row:.4f} ({floor / row:4.0%})  {name}")
+            for place, (name, (single, row)) in enumerate(sorted(times.items(), key=lambda e: e[1][0])):
+                sums[name] = sums.get(name, 0.0) + row / floor
+                if place < 14 or name in ("empty launch", str(dict(rows[0]))):
+                    print(f"  {single:.4f} ({floor / single:4.0%})  {row:.4f} ({floor / row:4.0%})  {name}")
                 found.append({"shape": str(shape), "row": name, "ms": single, "in_a_row_ms": row})
             torch.cuda.empty_cache()
             if args.output:

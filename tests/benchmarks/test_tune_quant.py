@@ -106,6 +106,20 @@ def test_variants_come_by_their_time_in_a_row_with_the_floors_share_of_both():
     ]
 
 
+def test_a_line_is_for_the_fastest_by_either_clock_what_is_there_and_what_competes():
+    ms = {"stream a": (5.0, 1.0), "split b": (1.0, 5.0), "stream c": (2.0, 2.0), "split now": (9.0, 9.0)}
+    ms |= {"eager_bf16": (20.0, 20.0), "stream d": (8.0, 8.0)}
+    found = tune.worth_a_line(tune.ranked((8, 8, 4), 1, ms, 1.0), "split now", most=1)
+    assert [entry.name for entry in found] == ["stream a", "split b", "split now", "eager_bf16"]
+
+
+def test_a_trial_is_named_by_the_row_to_paste():
+    first, second, *_ = tune.further(4)
+    row = "{'ROWS': 16, 'AHEAD': 4, 'TOGETHER': 2, 'num_warps': 4, 'maxnreg': 128"
+    assert (str(first), str(second)) == (f"stream {row}}}", f"stream {row}, 'FETCH': 4, 'PIECE': 64}}")
+    assert len(set(map(str, tune.further(4)))) == len(tune.further(4))
+
+
 def test_the_bytes_are_those_of_weight_x_and_y():
     weight = qm.quantize_int4(torch.randn(64, 256).half())
     inputs = tune.Given([weight], [torch.randn(2, 256)])
