@@ -13,7 +13,7 @@ from ._triton import tl, triton
 
 _LOAD_BYTES = 16
 
-#: Size: classes. Of the loss alone: a row is read once.
+#: Size: classes. Of the loss alone: a row is read once, and leaves the cache first unless KEPT.
 LOSS = LaunchTable(
     "cross_entropy_loss",
     {
@@ -28,7 +28,7 @@ LOSS = LaunchTable(
             (8192, {"BLOCK": 2048, "num_warps": 8, "maxnreg": 40}),
             (None, {"BLOCK": 4096, "num_warps": 4, "maxnreg": 64}),
         ],
-        "interpreter": [(None, {"BLOCK": 512, "num_warps": 1})],
+        "interpreter": [(None, {"BLOCK": 512, "num_warps": 1, "KEPT": 1})],
     },
 )
 #: Size: classes. Of the gradient, with or without the loss before it.
@@ -87,7 +87,7 @@ def _cross_entropy_kernel(
     x_ptr, target_ptr, loss_weight_ptr, grad_weight_ptr, loss_ptr, lse_ptr, grad_ptr,
     x_stride, grad_weight_stride, n_cols, n_written, ignore_index, smoothing, z_weight,
     SMOOTH: tl.constexpr, KNOWN_LSE: tl.constexpr, GRADIENT: tl.constexpr,
-    GROUP: tl.constexpr, BLOCK: tl.constexpr, EDGE: tl.constexpr,
+    GROUP: tl.constexpr, BLOCK: tl.constexpr, EDGE: tl.constexpr, KEPT: tl.constexpr,
 ):  # fmt: skip
     # A tile is groups of one wide load each. A group has its own running peak and sum: they stay within a
     # thread, and no thread waits for another before the row is done.
@@ -95,7 +95,7 @@ def _cross_entropy_kernel(
     at = groups + tl.arange(0, GROUP)[None, :]
     side = tl.arange(0, 2 * GROUP)
     # Rows that are read again for the gradient are to stay in the cache until then.
-    POLICY: tl.constexpr = "evict_last" if GRADIENT else "evict_first"
+    POLICY: tl.constexpr = "evict_last" if GRADIENT else "" if KEPT else "evict_first"
     row = tl.program_id(0).to(tl.int64)
     target = tl.load(target_ptr + row).to(tl.int64)
     kept = target != ignore_index
@@ -223,6 +223,7 @@ def launch_rows(
     if logits.data_ptr() % _LOAD_BYTES or (grad is not None and grad.data_ptr() % _LOAD_BYTES):
         group = 1
     params = dict((LOSS if grad is None else ROWS).pick(n_cols, logits.device))
+    params.setdefault("KEPT", 0)
     params["BLOCK"] = min(params["BLOCK"], max(next_power_of_2(n_cols), 64))
     # One wide store a thread.
     params["EDGE"] = min(params["BLOCK"], 32 * params["num_warps"] * group)

@@ -8,7 +8,7 @@ from torch import Tensor
 from ._device import sm_count
 from ._launch import LaunchTable, Row, cdiv, next_power_of_2
 from ._math import widened
-from ._norm_stream import backward_stream, stream_row
+from ._norm_stream import STREAM, backward_stream, stream_row
 from ._norm_wide import backward_wide, forward_wide, weight_partials_wide
 from ._random import keep_8, keep_scale, keep_threshold
 from ._rows import (
@@ -47,7 +47,9 @@ _BACKWARD: list[Row] = [
     (8192, {"ROWS": 1, "num_warps": 16, "STAGES": 3, "programs_per_sm": 1, "SUMMED": 2}),
 ]
 
-#: Size: columns, rounded up to a power of two. JOIN: warps that share a row wait for each other once.
+#: Size: columns, rounded up to a power of two. JOIN: warps that share a row wait for each other once. EARLY:
+#: weights are loaded with the row, not when they are needed. ONCE, STREAM: what is read, or written, leaves
+#: the cache before anything else.
 FORWARD = LaunchTable(
     "norm_forward",
     {
@@ -62,7 +64,10 @@ FORWARD = LaunchTable(
             (16384, {"ROWS": 1, "num_warps": 16, "JOIN": 1, "maxnreg": 64}),
             (None, {"ROWS": 1, "num_warps": 32, "JOIN": 1}),
         ],
-        "interpreter": [(256, {"ROWS": 4, "num_warps": 1}), (None, {"ROWS": 1, "num_warps": 1})],
+        "interpreter": [
+            (256, {"ROWS": 4, "num_warps": 1}),
+            (None, {"ROWS": 1, "num_warps": 1, "EARLY": 1, "ONCE": 1, "STREAM": 1}),
+        ],
     },
 )
 #: SUMMED: vectors (dw, db) that a program sums in registers beside its rows; more take a pass of their own.
@@ -103,12 +108,19 @@ def _norm_forward_kernel(
     n_rows, n_cols, eps, offset, scale,
     IS_RMS: tl.constexpr, ROUND: tl.constexpr, THRESHOLD: tl.constexpr,
     FULL: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, SHARES: tl.constexpr, CHUNK: tl.constexpr,
+    EARLY: tl.constexpr, ONCE: tl.constexpr, STREAM: tl.constexpr,
 ):  # fmt: skip
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     cols = tl.arange(0, BLOCK)
     mask = tile_mask(rows, cols, n_rows, n_cols, FULL)
     row = rows.to(tl.int64)[:, None]
-    z = widened(load_tile(x_ptr + row * x_stride + cols[None, :], mask, ROWS, FULL))
+    x = load_tile(x_ptr + row * x_stride + cols[None, :], mask, ROWS, FULL, ONCE)
+    if EARLY:
+        if w_ptr is not None:
+            w = load_vector(w_ptr, cols, n_cols, FULL)
+        if b_ptr is not None:
+            b = load_vector(b_ptr, cols, n_cols, FULL)
+    z = widened(x)
     if residual_ptr is not None:
         residual = load_tile(residual_ptr + row * residual_stride + cols[None, :], mask, ROWS, FULL)
         if seed_ptr is not None:
@@ -126,10 +138,14 @@ def _norm_forward_kernel(
     if ROUND:
         y = y.to(x_ptr.dtype.element_ty).to(tl.float32)
     if w_ptr is not None:
-        y *= widened(load_vector(w_ptr, cols, n_cols, FULL)) + offset
+        if not EARLY:
+            w = load_vector(w_ptr, cols, n_cols, FULL)
+        y *= widened(w) + offset
     if b_ptr is not None:
-        y += widened(load_vector(b_ptr, cols, n_cols, FULL))
-    store_tile(y_ptr + row * n_cols + cols[None, :], y, mask, ROWS, FULL)
+        if not EARLY:
+            b = load_vector(b_ptr, cols, n_cols, FULL)
+        y += widened(b)
+    store_tile(y_ptr + row * n_cols + cols[None, :], y, mask, ROWS, FULL, STREAM)
 
 
 @triton.jit
@@ -234,6 +250,7 @@ def launch_forward(
     block = max(next_power_of_2(n_cols), 8)
     params = dict(FORWARD.pick(block, x.device))
     shared = shares(params.pop("JOIN", 0), block, params["ROWS"], params["num_warps"], rows)
+    params = {"EARLY": 0, "ONCE": 0, "STREAM": 0} | params
     _norm_forward_kernel[(cdiv(n_rows, params["ROWS"]),)](
         rows, other, seed, weight, bias, y, total, stats, rows.stride(0), _row_stride(other),
         n_rows, n_cols, eps, offset, keep_scale(p),
@@ -263,7 +280,7 @@ def launch_backward(
         return dx, dropped, [torch.zeros(n_cols, dtype=d, device=x.device) for d in dtypes]
     rows, drows = as_rows(x), as_rows(dy)
     alone = dsum is None and dropped is None
-    streamed = stream_row(rows, drows, weight) if alone else None
+    streamed = stream_row(STREAM, rows, drows, weight) if alone else None
     if streamed is not None:
         partial = backward_stream(
             drows, rows, weight, stats, dx, offset, is_rms, round_first, parts, streamed

@@ -27,13 +27,14 @@ except ImportError:
     AVAILABLE = False
 
 #: Columns of a thread in one piece, 16 bytes.
-_WIDTH = 8
+WIDTH = 8
 
 #: Size: columns. With 0 warps rows are not for this kernel. STAGES: rows that there are buffers for.
 STREAM = LaunchTable(
     "norm_backward_stream",
     {
         "default": [(None, {"num_warps": 0})],
+        "interpreter": [(None, {"num_warps": 0, "STAGES": 3, "programs_per_sm": 1})],
     },
 )
 
@@ -164,20 +165,28 @@ if AVAILABLE:
                 gl.store(partial_ptr + (at + (N + c * SIZE * WIDTH)), db[c])
 
 
-def stream_row(x: Tensor, dy: Tensor, weight: Tensor | None) -> dict[str, int] | None:
-    """What to launch the kernel with on these rows; None if they are not for it."""
+def stream_row(table: LaunchTable, x: Tensor, dy: Tensor, *vectors: Tensor | None) -> dict[str, int] | None:
+    """What to launch a kernel of this kind with on these rows, from its table; None if they are not for it.
+
+    Args:
+        table: with num_warps, STAGES and programs_per_sm.
+        x: (rows, columns).
+        dy: the same.
+        vectors: as long as a row each, held in shared memory beside the rows.
+    """
     n_cols = x.shape[1]
-    params = dict(STREAM.pick(n_cols, x.device))
-    piece = params["num_warps"] * 32 * _WIDTH
+    params = dict(table.pick(n_cols, x.device))
+    piece = params["num_warps"] * 32 * WIDTH
     if not AVAILABLE or not piece or n_cols % piece or n_cols & (n_cols - 1):
         return None
     if any(t.element_size() != 2 or t.data_ptr() % 16 or t.stride(0) % 16 for t in (x, dy)):
         return None
-    if weight is not None and weight.data_ptr() % 16:
+    held = [v for v in vectors if v is not None]
+    if any(v.data_ptr() % 16 for v in held):
         return None
     # A kibibyte is left to sums over threads.
     room = shared_bytes(x.device) // params["programs_per_sm"] - 1024
-    room -= 0 if weight is None else n_cols * weight.element_size()
+    room -= n_cols * sum(v.element_size() for v in held)
     params["STAGES"] = min(params["STAGES"], room // (4 * n_cols))
     return params if params["STAGES"] > 1 else None
 
@@ -192,7 +201,7 @@ def backward_stream(
     partial = torch.empty(programs, parts, n_cols, dtype=torch.float32, device=x.device)
     norm_backward_stream_kernel[(programs,)](
         dy, x, weight, stats, dx, partial, dy.stride(0), x.stride(0), n_rows, offset,
-        IS_RMS=is_rms, ROUND=round_first, PARTS=parts, SHIFTED=offset != 0.0, N=n_cols, WIDTH=_WIDTH,
+        IS_RMS=is_rms, ROUND=round_first, PARTS=parts, SHIFTED=offset != 0.0, N=n_cols, WIDTH=WIDTH,
         **params,
     )  # fmt: skip
     return partial

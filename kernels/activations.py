@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from ._device import device_reasons, dtype_reasons, refuse, sm_count
 from ._family import Family
 from ._launch import LaunchTable, cdiv, next_power_of_2
-from ._math import ACTIVATIONS, activation, activation_gradient
+from ._math import ACTIVATIONS, activation, activation_gradient, widened
 from ._ops import operator
 from ._rows import fitting_stages, sum_partials
 from ._triton import tl, triton
@@ -134,8 +134,8 @@ def _gated_forward_kernel(
     row, start, left = _tile(n_cols, blocks, BLOCK)
     at = tl.arange(0, BLOCK)
     mask = at < left
-    gate = tl.load(gate_ptr + row * gate_stride + start + at, mask=mask, other=0.0).to(tl.float32)
-    up = tl.load(up_ptr + row * up_stride + start + at, mask=mask, other=0.0).to(tl.float32)
+    gate = widened(tl.load(gate_ptr + row * gate_stride + start + at, mask=mask, other=0.0))
+    up = widened(tl.load(up_ptr + row * up_stride + start + at, mask=mask, other=0.0))
     tl.store(y_ptr + row * n_cols + start + at, activation(gate, ACT) * up, mask=mask)
 
 
@@ -147,9 +147,9 @@ def _gated_backward_kernel(
     row, start, left = _tile(n_cols, blocks, BLOCK)
     at = tl.arange(0, BLOCK)
     mask = at < left
-    dy = tl.load(dy_ptr + row * n_cols + start + at, mask=mask, other=0.0).to(tl.float32)
-    gate = tl.load(gate_ptr + row * gate_stride + start + at, mask=mask, other=0.0).to(tl.float32)
-    up = tl.load(up_ptr + row * up_stride + start + at, mask=mask, other=0.0).to(tl.float32)
+    dy = widened(tl.load(dy_ptr + row * n_cols + start + at, mask=mask, other=0.0))
+    gate = widened(tl.load(gate_ptr + row * gate_stride + start + at, mask=mask, other=0.0))
+    up = widened(tl.load(up_ptr + row * up_stride + start + at, mask=mask, other=0.0))
     EXACT: tl.constexpr = dgate_ptr.dtype.element_ty == tl.float32
     dgate = dy * up * activation_gradient(gate, ACT, EXACT)
     tl.store(dgate_ptr + row * dgate_stride + start + at, dgate, mask=mask)

@@ -22,10 +22,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from . import norm
+from ._bias_act_norm_stream import STREAM, backward_stream
 from ._device import refuse, sm_count
 from ._family import Family
 from ._launch import LaunchTable, cdiv, next_power_of_2
 from ._math import ACTIVATIONS, activation, activation_gradient, at_once, sum_as_eager, widened
+from ._norm_stream import stream_row
 from ._ops import operator
 from ._rows import (
     as_rows,
@@ -57,7 +59,7 @@ MAX_BLOCK = 8192
 #: Size: columns, rounded up to a power of two. 32 elements a thread, since this kernel is short of
 #: instructions rather than of bandwidth: vectors are unpacked, and reductions made, once for many elements.
 #: STREAM: stores pass the cache by where it could not hold the result. JOIN: warps that share a row wait for
-#: each other once.
+#: each other once. CHAIN: the slope of GELU's rough exact form by its sigmoid.
 FORWARD = LaunchTable(
     "bias_act_norm_forward",
     {
@@ -107,7 +109,7 @@ BACKWARD = LaunchTable(
         ],
         "interpreter": [
             (256, {"ROWS": 2, "num_warps": 1, "STAGES": 1, "programs_per_sm": 1}),
-            (None, {"ROWS": 1, "num_warps": 1, "STAGES": 1, "programs_per_sm": 1}),
+            (None, {"ROWS": 1, "num_warps": 1, "STAGES": 1, "programs_per_sm": 1, "CHAIN": 1}),
         ],
     },
 )
@@ -248,16 +250,21 @@ def _bias_act_norm_backward(
     if not x.numel():
         return [dx, *[torch.zeros(n_cols, dtype=d, device=x.device) for d in dtypes]]
     rows, drows = as_rows(x), as_rows(dy)
+    params = stream_row(STREAM, rows, drows, bias, weight)
+    if params is not None:
+        partial = backward_stream(drows, rows, bias, weight, stats, dx, name, _rough(x, bias), parts, params)
+        return [dx, *(sum_partials(partial, dtypes) if parts else [])]
     block = max(next_power_of_2(n_cols), 8)
     params = dict(BACKWARD.pick(block, x.device))
     most = params.pop("programs_per_sm") * sm_count(x.device)
     programs = min(most, cdiv(rows.shape[0], params["ROWS"]))
     tile_bytes = params["ROWS"] * block * (rows.element_size() + drows.element_size())
     params["STAGES"] = fitting_stages(params["STAGES"], tile_bytes, x.device)
+    rough = _rough(x, bias) * (1 + params.pop("CHAIN", 0))
     partial = torch.empty(programs, parts, n_cols, dtype=torch.float32, device=x.device)
     _bias_act_norm_backward_kernel[(programs,)](
         drows, rows, bias, weight, stats, dx, partial, drows.stride(0), rows.stride(0), rows.shape[0], n_cols,
-        ACT=name, ROUGH=_rough(x, bias), PARTS=parts, FULL=block == n_cols, BLOCK=block, **params,
+        ACT=name, ROUGH=rough, PARTS=parts, FULL=block == n_cols, BLOCK=block, **params,
     )  # fmt: skip
     return [dx, *(sum_partials(partial, dtypes) if parts else [])]
 
@@ -279,7 +286,7 @@ def _bias_act_norm(
     shared = shares(params.pop("JOIN", 0), block, params["ROWS"], params["num_warps"], rows)
     _bias_act_norm_forward_kernel[(cdiv(n_rows, params["ROWS"]),)](
         rows, bias, weight, shift, y, stats, rows.stride(0), n_rows, n_cols, eps,
-        ACT=name, ROUGH=_rough(x, bias), FULL=block == n_cols, STREAM=stream, BLOCK=block,
+        ACT=name, ROUGH=int(_rough(x, bias)), FULL=block == n_cols, STREAM=stream, BLOCK=block,
         **shared, **params,
     )  # fmt: skip
     return y, stats

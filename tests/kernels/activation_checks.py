@@ -11,12 +11,12 @@ from tests.kernels.checks import assert_as_accurate
 
 @triton.jit
 def apply(
-    x_ptr, y_ptr, NAME: tl.constexpr, SLOPE: tl.constexpr, BLOCK: tl.constexpr, ROUGH: tl.constexpr = False
+    x_ptr, y_ptr, NAME: tl.constexpr, SLOPE: tl.constexpr, BLOCK: tl.constexpr, ROUGH: tl.constexpr = 0
 ):  # fmt: skip
     at = tl.arange(0, BLOCK)
     x = tl.load(x_ptr + at)
     if SLOPE:
-        y = activation_gradient(x, NAME, not ROUGH, ROUGH)
+        y = activation_gradient(x, NAME, ROUGH == 0, ROUGH)
     elif NAME == "tanh":
         y = tanh(x)
     else:
@@ -61,13 +61,13 @@ def check_slopes(name: str, device: torch.device) -> None:
     assert_as_accurate(y, eager, truth, factor=3)
 
 
-def check_rough(name: str, device: torch.device) -> None:
-    """Both, for results in bfloat16, are as near once rounded as torch's in bfloat16."""
+def check_rough(name: str, device: torch.device, rough_as: int = 1) -> None:
+    """Both, for results in bfloat16 and in this way, are as near once rounded as torch's in bfloat16."""
     x = _points(device).bfloat16()
     rough, exact = x.clone().requires_grad_(), x.double().requires_grad_()
     eager, truth = _torch_activation(name, rough), _torch_activation(name, exact)
     slopes = [torch.autograd.grad(y.sum(), of)[0] for y, of in ((eager, rough), (truth, exact))]
     for slope, theirs, true in ((False, eager, truth), (True, *slopes)):
         y = torch.empty(x.shape, device=device)
-        apply[(1,)](x.float(), y, name, slope, x.numel(), True)
+        apply[(1,)](x.float(), y, name, slope, x.numel(), rough_as)
         assert_as_accurate(y.bfloat16(), theirs.detach(), true.detach(), factor=3 if slope else 2)

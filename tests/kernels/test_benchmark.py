@@ -7,6 +7,7 @@ from advisor.kernels.bench.in_a_row import SHORT_S, InARow
 from advisor.kernels.bench.run import Roofs, cases, clocks, line, row, timed_families
 from advisor.kernels.bench.timing import Case, Result
 
+from benchmarks.kernels import tune_rows
 from benchmarks.kernels.tune import ELEMENTS_A_THREAD, candidates
 from benchmarks.kernels.tune_rows import TRIALS
 
@@ -97,4 +98,28 @@ def test_a_trial_is_of_a_case_that_is_timed_and_tries_what_its_table_holds(trial
     table = LaunchTable.known[trial.table].rows
     size = trial.size(case)
     now = next(row for limit, row in table.get("sm_90", table["default"]) if limit is None or size <= limit)
-    assert {k: v for k, v in trial.rows[0].items() if v} == dict(now)
+    assert {k: v for k, v in trial.rows[0].items() if v} == {k: v for k, v in now.items() if v}
+
+
+def test_a_row_that_wins_is_printed_as_it_is_to_be_written_and_a_wrong_one_never():
+    trial = tune_rows.Trial("norm", "norm_forward", "a case", [{"num_warps": 8}, {"num_warps": 4}])
+    slow, fast = trial.rows
+    won = tune_rows._better(trial, 4096, [(0.9, 1e-3, fast), (1.0, 1e-3, slow)])
+    assert won == ['norm_forward, sm_90: (4096, {"num_warps": 4}),  # 1.0000 to 0.9000 ms, a case']
+    # BUT not one whose result is off or no number, nor one that gains next to nothing
+    assert not tune_rows._better(trial, 4096, [(0.9, float("nan"), fast), (1.0, 1e-3, slow)])
+    assert not tune_rows._better(trial, 4096, [(0.9, 1.0, fast), (1.0, 1e-3, slow)])
+    assert not tune_rows._better(trial, 4096, [(0.995, 1e-3, fast), (1.0, 1e-3, slow)])
+
+
+def test_times_are_medians_over_orders_in_which_all_take_their_turns(monkeypatch):
+    orders = []
+
+    def timed(variants, repeats):
+        orders.append(list(variants))
+        return {name: 10.0 * (len(orders) == 1) + int(name) for name in variants}
+
+    monkeypatch.setattr(tune_rows, "rotated_ms", timed)
+    assert tune_rows._in_orders({"1": [], "2": [], "3": []}, 30) == {"1": 1.0, "2": 2.0, "3": 3.0}
+    assert len(orders) == tune_rows.ORDERS
+    assert len({tuple(order) for order in orders}) > 1

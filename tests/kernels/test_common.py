@@ -45,6 +45,11 @@ def test_a_rough_activation_is_as_near_to_the_truth_as_torchs_in_bfloat16(device
     check_rough(name, device)
 
 
+@pytest.mark.quick
+def test_a_rough_slope_from_its_sigmoid_is_as_near_to_the_truth_as_torchs_in_bfloat16(device):
+    check_rough("gelu", device, 2)
+
+
 def test_tanh_keeps_its_relative_accuracy_near_zero(device):
     x = torch.logspace(-20, 1, 1024, device=device)
     y = torch.empty_like(x)
