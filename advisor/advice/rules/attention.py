@@ -34,8 +34,9 @@ y = torch.nn.functional.scaled_dot_product_attention(
 )  # q, k, v: (batch, heads, tokens, head_dim)"""
 _RISK = """\
 sums in another order, in 16 bits a softmax in fp32 inside: differences as by rounding; in 16 bits, \
-gradients of queries and keys lose accuracy where keys and values have much in common, as training may make them, \
-which advisor.kernels.attention keeps (docs/swap.md); attention weights are no longer there to be logged"""
+gradients of queries and keys lose accuracy where keys and values have much in common, as training \
+may make them, which advisor.kernels.attention keeps (docs/swap.md); \
+attention weights are no longer there to be logged"""
 _MASK = " attn_mask=mask,  # bool: True where a query may look; or numbers to be added to the scores"
 _Heads: TypeAlias = "tuple[Tensor, Tensor, Tensor]"
 #: Longest head that FlashAttention and cuDNN take.
