@@ -1,5 +1,9 @@
 """The norms' backward over rows that stream through shared memory: its order of copies, its arithmetic."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -102,3 +106,22 @@ def test_norms_on_a_gpu_match_exact_gradients(monkeypatch, dtype, columns, warps
         lambda x, w: rms_norm(x, columns, w, 1e-5), lambda x, w: rms_norm_reference(x, columns, w, 1e-5), x, w
     )
     assert used == [columns, columns]
+
+
+def test_rows_of_16_bits_compile_for_hopper_to_as_many_programs_as_their_tables_count_on():
+    pytest.importorskip("triton.backends.nvidia")
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.kernels.compile_rows"],
+        capture_output=True, text=True, env=environment, cwd=Path(__file__).parents[2], timeout=250,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    lines = [line.split() for line in done.stdout.splitlines()]
+    programs = {"_softmax_backward_kernel": 2, "norm_backward_stream_kernel": 1}
+    programs["bias_act_norm_backward_stream_kernel"] = 2
+    assert {name for name, *_ in lines} == programs.keys()
+    for name, warps, registers, spilled, shared in lines:
+        assert int(spilled) <= 32, f"{name} spills {spilled} bytes"
+        assert programs[name] * int(warps) * 32 * int(registers) <= 1 << 16
+        # A program's own kibibyte comes on top of what it asks for.
+        assert programs[name] * (int(shared) + 1024) <= 228 << 10
