@@ -1,4 +1,4 @@
-"""Compiles backwards of rows for sm_90: a line each of name, warps, registers, bytes spilled, shared bytes."""
+"""Compiles backwards of rows for sm_90; a line each: name, warps, registers, bytes spilled, shared bytes."""
 
 import torch
 
