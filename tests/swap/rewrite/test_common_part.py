@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from advisor.kernels.attention import attention
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from advisor.swap import adversaries
 from advisor.swap.rewrite.attend import candidates
@@ -145,3 +146,37 @@ def test_with_dropout_where_values_made_to_be_hard_tell_nothing_torchs_own_are_n
     # AND those of a call of PyTorch's own are all the same to it
     others = one("sdpa", called, *example.args).match.candidates
     assert not any("much in common" in why for c in others for why in c.unsupported(example))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("backend", ["FLASH_ATTENTION", "EFFICIENT_ATTENTION", "CUDNN_ATTENTION", ""])
+def test_on_a_gpu_torchs_own_are_refused_and_the_bundled_kernel_is_taken(dtype, backend) -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("needs a GPU")
+    # GIVEN autocast, which has the softmax in fp32 there, and heads as a projection leaves them
+    inputs = tuple(
+        torch.randn(2, 512, 4, 64, device="cuda", dtype=dtype).transpose(1, 2).requires_grad_()
+        for _ in range(3)
+    )
+    hidden = torch.ones(512, 512, dtype=torch.bool, device="cuda").triu(1)
+
+    def eager(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return (q @ k.mT / 8).masked_fill(hidden, -math.inf).softmax(-1).to(v.dtype) @ v
+
+    def theirs(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        with sdpa_kernel(getattr(SDPBackend, backend)):
+            return sdpa(q, k, v)
+
+    # AND gradients laid out as they come where heads are put beside one another
+    strides = {0: inputs[0].stride()}
+    example = Example(inputs, autocast=dtype, gradient_strides=strides)
+    made = Site("attention", ["x"], "pattern", "x", eager, [example], [])
+    call = theirs if backend else PRECISE
+    why = verify(made, Candidate("c", call, "bundled", deterministic=False)).refused
+    if not backend:
+        assert why == ""
+    elif backend != "CUDNN_ATTENTION":
+        assert COMMON in why
+    else:  # whose gradients are wrong before, where another layout came first
+        assert "gradient of input" in why
