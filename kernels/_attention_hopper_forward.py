@@ -24,6 +24,7 @@ if AVAILABLE:
     from ._attention_hopper_tiles import (
         bit_places,
         exponentials,
+        fence_async_shared,
         gl,
         gluon,
         key_blocks,
@@ -93,8 +94,7 @@ if AVAILABLE:
         """Of a block of scores, with what joins it to the blocks before: maximum, sum, shrinkage of both.
 
         A row's maximum, scaled, is rounded alike in all that is made of it, so that the rounding cancels.
-        With `RESIDUE` the sum is of probabilities as rounded to `dtype`, so that what all values have in
-        common is weighed by 1.
+        With `RESIDUE` the sum is `sums_added`'s, so that what all values have in common is weighed by 1.
         """
         raw = mask_applied(raw, code, bits, numbers, scale_2, MASKED)
         if edge:
@@ -108,16 +108,20 @@ if AVAILABLE:
             shrink = gl.exp2((top - anchor) * factor)
         else:
             shrink = gl.exp2(top * factor - anchor * factor)
-        if RESIDUE:
-            total = total * shrink + gl.sum(weights.to(gl.float32), 1)
-        else:
+        if not RESIDUE:
             total = total * shrink + gl.sum(p, 1)
         return weights, new_top, total, shrink
 
     @gluon.jit
+    def sums_added(sums, weights, ones):
+        """The rows' sums of weights as they are rounded, by the matrix units, which have time to spare."""
+        same = gl.convert_layout(weights, gl.DotOperandLayout(0, sums.type.layout, 2))
+        return warpgroup_mma(same, ones.permute((1, 0)), sums, is_async=True), same
+
+    @gluon.jit
     def block_step(
-        raw_layout: gl.constexpr, queries, k_tiles, v_tiles, k_ready, k_empty, v_ready, v_empty,
-        acc, weights, top, total, count, edge, code, words, added, x_m, x_n, row, col, n_q, n_k,
+        raw_layout: gl.constexpr, queries, k_tiles, v_tiles, ones, k_ready, k_empty, v_ready, v_empty,
+        acc, sums, weights, top, total, count, edge, code, words, added, x_m, x_n, row, col, n_q, n_k,
         low, high, factor, scale_2, MASKED: gl.constexpr, LEFT: gl.constexpr, RIGHT: gl.constexpr,
         EXACT: gl.constexpr, RESIDUE: gl.constexpr, STAGES: gl.constexpr,
     ):  # fmt: skip
@@ -140,22 +144,30 @@ if AVAILABLE:
         raw = warpgroup_mma(queries, rows_of(k_tiles, at).permute((1, 0)), raw, use_acc=False, is_async=True)
         mbarrier.wait(v_ready.index(before), phase_before)
         acc = warpgroup_mma(weights, rows_of(v_tiles, before), acc, is_async=True)
-        raw = warpgroup_mma_wait(num_outstanding=1, deps=(raw,))
+        if RESIDUE:
+            sums, same = sums_added(sums, weights, ones)
+            raw = warpgroup_mma_wait(num_outstanding=2, deps=(raw,))
+        else:
+            raw = warpgroup_mma_wait(num_outstanding=1, deps=(raw,))
         mbarrier.arrive(k_empty.index(at), count=1)
         p, top, total, shrink = probabilities(
             raw, top, total, edge, code, bits, numbers, row, col, n_k, low, high, factor, scale_2,
             weights.dtype, MASKED, LEFT, RIGHT, EXACT, RESIDUE,
         )  # fmt: skip
-        acc, weights = warpgroup_mma_wait(num_outstanding=0, deps=(acc, weights))
+        if RESIDUE:
+            acc, sums, weights, same = warpgroup_mma_wait(num_outstanding=0, deps=(acc, sums, weights, same))
+            sums *= gl.convert_layout(shrink, gl.SliceLayout(1, sums.type.layout))[:, None]
+        else:
+            acc, weights = warpgroup_mma_wait(num_outstanding=0, deps=(acc, weights))
         mbarrier.arrive(v_empty.index(before), count=1)
         shrink = gl.convert_layout(shrink, gl.SliceLayout(1, acc.type.layout))
         weights = gl.convert_layout(p, weights.type.layout)
-        return acc * shrink[:, None], weights, top, total
+        return acc * shrink[:, None], sums, weights, top, total
 
     @gluon.jit
     def attend(
-        out, residue, lse, mask, lists, added, q_tiles, k_tiles, v_tiles, q_ready, q_empty, k_ready, k_empty,
-        v_ready, v_empty, o_b, o_h, o_n, m_b, m_h, m_m, c_b, c_h, c_m, x_b, x_h, x_m, x_n,
+        out, residue, lse, mask, lists, added, q_tiles, k_tiles, v_tiles, ones, q_ready, q_empty, k_ready,
+        k_empty, v_ready, v_empty, o_b, o_h, o_n, m_b, m_h, m_m, c_b, c_h, c_m, x_b, x_h, x_m, x_n,
         heads, n_planes, n_blocks, together, n_items, n_q, n_k, low, high, scale,
         DIM_V: gl.constexpr, MASKED: gl.constexpr, LEFT: gl.constexpr, RIGHT: gl.constexpr,
         EXACT: gl.constexpr, GROUPS: gl.constexpr, STAGES: gl.constexpr, PAIRED: gl.constexpr,
@@ -168,6 +180,7 @@ if AVAILABLE:
         COLS_V: gl.constexpr = v_tiles.shape[4]
         raw_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
         acc_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLS_V, 16])
+        sums_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 8, 16])
         weight_layout: gl.constexpr = gl.DotOperandLayout(0, acc_layout, 2)
         # With a bias scores are scaled before it is added.
         scale_2 = scale * 1.4426950408889634
@@ -216,13 +229,16 @@ if AVAILABLE:
             )  # fmt: skip
             weights = gl.convert_layout(p, weight_layout)
             acc = gl.zeros([ROWS, COLS_V], gl.float32, acc_layout)
+            sums = 0
+            if RESIDUE:
+                sums = gl.zeros([ROWS, 8], gl.float32, sums_layout)
 
             for step in range(1, steps):
                 block_n, code = visited(own, steps - 1 - step, start, MASKED)
-                acc, weights, top, total = block_step(
-                    raw_layout, queries, k_tiles, v_tiles, k_ready, k_empty, v_ready, v_empty,
-                    acc, weights, top, total, count, (block_n < whole) | (block_n >= until), code, words,
-                    addends, x_m, x_n, row, block_n * BLOCK_N, n_q, n_k, low, high, factor, scale_2,
+                acc, sums, weights, top, total = block_step(
+                    raw_layout, queries, k_tiles, v_tiles, ones, k_ready, k_empty, v_ready, v_empty,
+                    acc, sums, weights, top, total, count, (block_n < whole) | (block_n >= until), code,
+                    words, addends, x_m, x_n, row, block_n * BLOCK_N, n_q, n_k, low, high, factor, scale_2,
                     MASKED, LEFT, RIGHT, EXACT, RESIDUE, STAGES,
                 )  # fmt: skip
                 count += 1
@@ -232,7 +248,15 @@ if AVAILABLE:
             before, phase_before = (count - 1) % STAGES, ((count - 1) // STAGES) & 1
             mbarrier.wait(v_ready.index(before), phase_before)
             acc = warpgroup_mma(weights, rows_of(v_tiles, before), acc, is_async=True)
-            acc, weights = warpgroup_mma_wait(num_outstanding=0, deps=(acc, weights))
+            if RESIDUE:
+                sums, same = sums_added(sums, weights, ones)
+                acc, sums, weights, same = warpgroup_mma_wait(
+                    num_outstanding=0, deps=(acc, sums, weights, same)
+                )  # fmt: skip
+                # All columns are the same.
+                total = gl.convert_layout(gl.max(sums, 1), gl.SliceLayout(1, raw_layout))
+            else:
+                acc, weights = warpgroup_mma_wait(num_outstanding=0, deps=(acc, weights))
             mbarrier.arrive(v_empty.index(before), count=1)
 
             empty = total == 0.0
@@ -260,6 +284,10 @@ if AVAILABLE:
         q_tiles = gl.allocate_shared_memory(dtype, [GROUPS] + q.block_type.shape, q.layout)
         k_tiles = gl.allocate_shared_memory(dtype, [STAGES] + k.block_type.shape, k.layout)
         v_tiles = gl.allocate_shared_memory(dtype, [STAGES] + v.block_type.shape, v.layout)
+        ones = gl.allocate_shared_memory(dtype, [8, BLOCK_N], gl.NVMMASharedLayout(128, 16, 2))
+        if RESIDUE:
+            ones.store(gl.full([8, BLOCK_N], 1.0, dtype, gl.BlockedLayout([1, 8], [2, 16], [4, 1], [1, 0])))
+            fence_async_shared()
         q_ready = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
         q_empty = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
         k_ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
@@ -277,16 +305,18 @@ if AVAILABLE:
             gl.warp_specialize(
                 [
                     (attend, (
-                        out, residue, lse, mask, lists, added, q_tiles, k_tiles, v_tiles, q_ready, q_empty,
-                        k_ready, k_empty, v_ready, v_empty, o_b, o_h, o_n, m_b, m_h, m_m, c_b, c_h, c_m,
-                        x_b, x_h, x_m, x_n, heads, n_planes, n_blocks, together, n_items, n_q, n_k, low, high,
-                        scale, DIM_V, MASKED, LEFT, RIGHT, EXACT, GROUPS, STAGES, PAIRED, RESIDUE, 0,
+                        out, residue, lse, mask, lists, added, q_tiles, k_tiles, v_tiles, ones, q_ready,
+                        q_empty, k_ready, k_empty, v_ready, v_empty, o_b, o_h, o_n, m_b, m_h, m_m,
+                        c_b, c_h, c_m, x_b, x_h, x_m, x_n, heads, n_planes, n_blocks, together, n_items,
+                        n_q, n_k, low, high, scale, DIM_V, MASKED, LEFT, RIGHT, EXACT, GROUPS, STAGES, PAIRED,
+                        RESIDUE, 0,
                     )),
                     (attend, (
-                        out, residue, lse, mask, lists, added, q_tiles, k_tiles, v_tiles, q_ready, q_empty,
-                        k_ready, k_empty, v_ready, v_empty, o_b, o_h, o_n, m_b, m_h, m_m, c_b, c_h, c_m,
-                        x_b, x_h, x_m, x_n, heads, n_planes, n_blocks, together, n_items, n_q, n_k, low, high,
-                        scale, DIM_V, MASKED, LEFT, RIGHT, EXACT, GROUPS, STAGES, PAIRED, RESIDUE, 1,
+                        out, residue, lse, mask, lists, added, q_tiles, k_tiles, v_tiles, ones, q_ready,
+                        q_empty, k_ready, k_empty, v_ready, v_empty, o_b, o_h, o_n, m_b, m_h, m_m,
+                        c_b, c_h, c_m, x_b, x_h, x_m, x_n, heads, n_planes, n_blocks, together, n_items,
+                        n_q, n_k, low, high, scale, DIM_V, MASKED, LEFT, RIGHT, EXACT, GROUPS, STAGES, PAIRED,
+                        RESIDUE, 1,
                     )),
                     (load_tiles, (
                         q, k, v, lists, q_tiles, k_tiles, v_tiles,
@@ -300,22 +330,25 @@ if AVAILABLE:
             gl.warp_specialize(
                 [
                     (attend, (
-                        out, residue, lse, mask, lists, added, q_tiles, k_tiles, v_tiles, q_ready, q_empty,
-                        k_ready, k_empty, v_ready, v_empty, o_b, o_h, o_n, m_b, m_h, m_m, c_b, c_h, c_m,
-                        x_b, x_h, x_m, x_n, heads, n_planes, n_blocks, together, n_items, n_q, n_k, low, high,
-                        scale, DIM_V, MASKED, LEFT, RIGHT, EXACT, GROUPS, STAGES, PAIRED, RESIDUE, 0,
+                        out, residue, lse, mask, lists, added, q_tiles, k_tiles, v_tiles, ones, q_ready,
+                        q_empty, k_ready, k_empty, v_ready, v_empty, o_b, o_h, o_n, m_b, m_h, m_m,
+                        c_b, c_h, c_m, x_b, x_h, x_m, x_n, heads, n_planes, n_blocks, together, n_items,
+                        n_q, n_k, low, high, scale, DIM_V, MASKED, LEFT, RIGHT, EXACT, GROUPS, STAGES, PAIRED,
+                        RESIDUE, 0,
                     )),
                     (attend, (
-                        out, residue, lse, mask, lists, added, q_tiles, k_tiles, v_tiles, q_ready, q_empty,
-                        k_ready, k_empty, v_ready, v_empty, o_b, o_h, o_n, m_b, m_h, m_m, c_b, c_h, c_m,
-                        x_b, x_h, x_m, x_n, heads, n_planes, n_blocks, together, n_items, n_q, n_k, low, high,
-                        scale, DIM_V, MASKED, LEFT, RIGHT, EXACT, GROUPS, STAGES, PAIRED, RESIDUE, 1,
+                        out, residue, lse, mask, lists, added, q_tiles, k_tiles, v_tiles, ones, q_ready,
+                        q_empty, k_ready, k_empty, v_ready, v_empty, o_b, o_h, o_n, m_b, m_h, m_m,
+                        c_b, c_h, c_m, x_b, x_h, x_m, x_n, heads, n_planes, n_blocks, together, n_items,
+                        n_q, n_k, low, high, scale, DIM_V, MASKED, LEFT, RIGHT, EXACT, GROUPS, STAGES, PAIRED,
+                        RESIDUE, 1,
                     )),
                     (attend, (
-                        out, residue, lse, mask, lists, added, q_tiles, k_tiles, v_tiles, q_ready, q_empty,
-                        k_ready, k_empty, v_ready, v_empty, o_b, o_h, o_n, m_b, m_h, m_m, c_b, c_h, c_m,
-                        x_b, x_h, x_m, x_n, heads, n_planes, n_blocks, together, n_items, n_q, n_k, low, high,
-                        scale, DIM_V, MASKED, LEFT, RIGHT, EXACT, GROUPS, STAGES, PAIRED, RESIDUE, 2,
+                        out, residue, lse, mask, lists, added, q_tiles, k_tiles, v_tiles, ones, q_ready,
+                        q_empty, k_ready, k_empty, v_ready, v_empty, o_b, o_h, o_n, m_b, m_h, m_m,
+                        c_b, c_h, c_m, x_b, x_h, x_m, x_n, heads, n_planes, n_blocks, together, n_items,
+                        n_q, n_k, low, high, scale, DIM_V, MASKED, LEFT, RIGHT, EXACT, GROUPS, STAGES, PAIRED,
+                        RESIDUE, 2,
                     )),
                     (load_tiles, (
                         q, k, v, lists, q_tiles, k_tiles, v_tiles,

@@ -19,6 +19,7 @@ try:
     from triton.experimental import gluon
     from triton.experimental.gluon import language as gl
     from triton.experimental.gluon.language.nvidia.hopper import (
+        fence_async_shared,
         mbarrier,
         tma,
         warpgroup_mma,
@@ -270,6 +271,7 @@ if AVAILABLE:
     __all__ += [
         "bit_places",
         "exponentials",
+        "fence_async_shared",
         "gl",
         "gluon",
         "key_blocks",

@@ -67,6 +67,9 @@ class Buffer:
     def load(self, layout):
         return block(self.values.clone())
 
+    def store(self, value):
+        self.values.copy_(value.as_subclass(torch.Tensor))
+
 
 class Barrier:
     """An mbarrier: a phase is over when all have arrived and all announced bytes with them."""
@@ -220,6 +223,7 @@ class _Language:
     warp_specialize = staticmethod(warp_specialize)
     static_range = staticmethod(range)
     NVMMADistributedLayout = DotOperandLayout = SliceLayout = BlockedLayout = staticmethod(lambda *a: None)
+    NVMMASharedLayout = staticmethod(lambda *a: None)
 
 
 _MBARRIER = SimpleNamespace(
@@ -251,6 +255,7 @@ def install(monkeypatch, modules):
 
     replaced = {
         "gl": _Language,
+        "fence_async_shared": lambda: None,
         "mbarrier": _MBARRIER,
         "tma": SimpleNamespace(async_copy_global_to_shared=copy_tile),
         "warpgroup_mma": warpgroup_mma,
