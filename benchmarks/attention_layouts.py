@@ -5,8 +5,8 @@
 
 For each of PyTorch's backends and the bundled kernel: a forward and backward whose output gradient has heads
 outside of tokens in memory or tokens outside of heads, then another of the same shapes with the other layout
-or the same. Told is how far the second's gradients are off float64's, relative to their size; eager PyTorch is
-at 3e-3 in bfloat16. Each pair has a number of tokens of its own, so that no other pair's plans serve it.
+or the same. Told is how far the second's gradients are off float64's, relative to their size; eager PyTorch
+is at 3e-3 in bfloat16. Each pair has a number of tokens of its own, so that no other pair's plans serve it.
 """
 
 from __future__ import annotations
