@@ -76,7 +76,7 @@ BACKWARD = LaunchTable(
         "sm_90": [
             (2048, {"TILE": 2048, "num_warps": 2}),
             (4096, {"TILE": 4096, "num_warps": 8}),
-            # With 64 registers a thread, which rows of 16 bits need, two such programs run side by side.
+            # With 64 registers a thread, as whole rows of 16 bits need, two such programs run side by side.
             (_WHOLE_ROW, {"TILE": 1, "num_warps": 16, "maxnreg": 64}),
             (None, {"TILE": 8192, "num_warps": 16}),
         ],
@@ -260,7 +260,12 @@ def _softmax_backward_kernel(
         dy = tl.load(dy_ptr + row + cols, mask=seen, other=0.0)
     total = tl.sum(_term(widened(dy), widened(y), LOG), axis=1)[:, None]
     EXACT: tl.constexpr = y_ptr.dtype.element_ty == tl.float32
-    dx = _gradient(widened_again(dy), widened_again(y), total, scale, BLOCKED, LOG, EXACT)
+    # Whole rows are short of registers, others of instructions.
+    if FULL:
+        y, dy = widened_again(y), widened_again(dy)
+    else:
+        y, dy = widened(y), widened(dy)
+    dx = _gradient(dy, y, total, scale, BLOCKED, LOG, EXACT)
     store_tile(dx_ptr + row + cols, dx, (rows < n_rows) & (cols < n_cols), 1, FULL, STREAM)
 
 
@@ -364,7 +369,8 @@ def gradient_op(
     n_cols = y.shape[-1]
     n_rows = y.numel() // n_cols
     long, programs, params = _plan(BACKWARD, y, causal and not log)
-    if y.element_size() + dy.element_size() > 4:
+    if y.element_size() + dy.element_size() > 4 or not params.get("FULL"):
+        # More than there is a limit for has to stay in registers.
         params.pop("maxnreg", None)
     # In the log form dy counts where the score was excluded too: all of it is read.
     (_softmax_backward_long_kernel if long else _softmax_backward_kernel)[(programs,)](
