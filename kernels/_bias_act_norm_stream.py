@@ -68,13 +68,15 @@ if AVAILABLE:
         dc = (nothing,) * PIECES
         dbias = (nothing,) * PIECES
         stage = first * 0
+        mean, rstd = gl.load(stats_ptr + first), gl.load(stats_ptr + n_rows + first)
         for row in range(first, n_rows, step):
             async_copy.wait_group(STAGES - 2)
             # All threads are past the row before this one, whose buffers are free.
             later, free = row + (STAGES - 1) * step, gl.where(stage == 0, STAGES - 1, stage - 1)
             ask(x_rows, dy_rows, x_ptr, dy_ptr, x_stride, dy_stride, later, n_rows, free)
-            mean = gl.load(stats_ptr + row)
-            rstd = gl.load(stats_ptr + n_rows + row)
+            # The next row's moments are asked for now, lest it wait for them.
+            ahead = gl.minimum(row + step, n_rows - 1)
+            next_mean, next_rstd = gl.load(stats_ptr + ahead), gl.load(stats_ptr + n_rows + ahead)
             x_row, dy_row = x_rows.index(stage), dy_rows.index(stage)
             along = gl.zeros([SIZE], gl.float32, gl.SliceLayout(1, layout))
             level = along
@@ -107,6 +109,7 @@ if AVAILABLE:
                 next_dbias = next_dbias + (dbias[c] + dx,)
             dbias = next_dbias
             stage = gl.where(stage == STAGES - 1, 0, stage + 1)
+            mean, rstd = next_mean, next_rstd
         partial_ptr += first.to(gl.int64) * PARTS * N
         for c in gl.static_range(PIECES):
             place = at + c * SIZE * WIDTH

@@ -117,6 +117,11 @@ if AVAILABLE:
         db = (nothing,) * PIECES
         stage = first * 0
         mean = 0.0
+        rstd_ptr = stats_ptr
+        if not IS_RMS:
+            mean = gl.load(stats_ptr + first)
+            rstd_ptr += n_rows
+        rstd = gl.load(rstd_ptr + first)
         for row in range(first, n_rows, step):
             async_copy.wait_group(STAGES - 2)
             # All threads are past the row before this one, whose buffers are free.
@@ -124,11 +129,11 @@ if AVAILABLE:
             ask(
                 x_rows, dy_rows, x_ptr, dy_ptr, x_stride, dy_stride, row + (STAGES - 1) * step, n_rows, coming
             )
-            if IS_RMS:
-                rstd = gl.load(stats_ptr + row)
-            else:
-                mean = gl.load(stats_ptr + row)
-                rstd = gl.load(stats_ptr + n_rows + row)
+            # The next row's moments are asked for now, lest it wait for them.
+            ahead = gl.minimum(row + step, n_rows - 1)
+            next_rstd = gl.load(rstd_ptr + ahead)
+            if not IS_RMS:
+                next_mean = gl.load(stats_ptr + ahead)
             x_row, dy_row = x_rows.index(stage), dy_rows.index(stage)
             along = gl.zeros([SIZE], gl.float32, gl.SliceLayout(1, layout))
             level = along
@@ -157,6 +162,9 @@ if AVAILABLE:
                 dx = gl.fma(xhat, -scaled_along, g * rstd - scaled_level)
                 gl.store(dx_row + (at + c * SIZE * WIDTH), dx.to(dx_ptr.dtype.element_ty))
             stage = gl.where(stage == STAGES - 1, 0, stage + 1)
+            rstd = next_rstd
+            if not IS_RMS:
+                mean = next_mean
         partial_ptr += first.to(gl.int64) * PARTS * N
         for c in gl.static_range(PIECES):
             if PARTS > 0:

@@ -305,7 +305,10 @@ def main() -> None:
         for ms, apart, row in results:
             ratio = "" if beside is None else f"  {beside / ms:.3f}x {BESIDE}"
             notes = "  WRONG" * (not apart <= MOST_APART) + "  as it is" * (row == trial.rows[0])
-            print(f"  {ms:.4f} ms {floor_ms / ms:6.1%}{ratio}  apart {apart:.1e}  {row}{notes}", flush=True)
+            settings = " ".join(f"{k}={v}" for k, v in row.items())
+            print(
+                f"  {ms:.4f} ms {floor_ms / ms:6.1%}{ratio}  apart {apart:.1e}  {settings}{notes}", flush=True
+            )
             found.append(
                 {
                     "case": trial.case, "table": trial.table, "ms": ms, "apart": apart, "row": row,
