@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 #: What swap may be asked for; ``"auto"`` means all of them.
-KINDS = ("norm", "activation", "gate", "attention", "rope", "softmax", "loss", "optimizer")
+KINDS = ("norm", "activation", "gate", "attention", "rope", "softmax", "loss", "optimizer", "replay")
 
 
 @dataclass(frozen=True, eq=False)

@@ -92,6 +92,15 @@ class Account:
                 self._remarks.append(f"{site.what} at {fmt.few(list(site.where))}: left out, since {reason}")
                 self.say(f"{site.what} is left out, since {reason}; comparing anew without it")
 
+    def leave_unreplayed(self, why: Mapping[Part, str]) -> None:
+        """The step as it is is not replayed, for a reason of its own."""
+        for part, reason in why.items():
+            gone = (part.mechanism, part.what, part.where)
+            self._sites = [
+                left_out(site, reason) if (site.mechanism, site.what, tuple(site.where)) == gone else site
+                for site in self._sites
+            ]
+
     def give_up_patterns(self, why: str) -> None:
         """The step's graph runs as it is."""
         self._sites = [given_up(site, why) for site in self._sites]

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from advisor.capture.swapping.less import Part
-from advisor.capture.swapping.patterns import REWRITTEN, PatternFinder, uncovered
+from advisor.capture.swapping.patterns import REWRITTEN, WHOLE, PatternFinder, uncovered
 from advisor.capture.swapping.steps import headroom_bytes, peak_bytes
 from advisor.swap.background import Background
 from advisor.swap.decide import COMPILING_SHARE, Terms, decide, most_worthwhile_first
@@ -66,6 +66,7 @@ class Engine:
         inner: the compiler that the user compiles the step with; None where it runs eagerly.
         replay: whether the rewritten step may be recorded and replayed.
         adds_up: whether gradients of several batches are added up.
+        whole: whether a step in which nothing is replaced may be replayed.
     """
 
     def __init__(
@@ -80,13 +81,14 @@ class Engine:
         inner: Callable[..., Any] | None = None,
         replay: bool = False,
         adds_up: bool = False,
+        whole: bool = False,
     ) -> None:
         self._model, self._optimizers, self._kinds = module, optimizers, kinds
         self._allow_memory = allow_memory
         self._modules, self._with_patterns, self._inner = modules, patterns, inner
         recordable = patterns and inner is None and module.device.type in RECORDABLE
         self._replay = replay and recordable and os.environ.get(REPLAY) != "0"
-        self._adds_up = adds_up
+        self._adds_up, self._whole = adds_up, whole
         self._watching = contextlib.ExitStack()
         self._swapper: _Swapper | None = None
         self._patterns: PatternFinder | None = None
@@ -159,6 +161,11 @@ class Engine:
         self._found = most_worthwhile_first(self._found)
         return self._found
 
+    @property
+    def may_replay(self) -> bool:
+        """Whether the step might be replayed though nothing is replaced in it."""
+        return self._whole and self._patterns is not None and self._patterns.may_replay
+
     def compile(self) -> int:
         """Begin to compile what candidates launch, beside the loop; gives the number of kernels."""
         self._background = Background(self._found)
@@ -186,6 +193,9 @@ class Engine:
             self._outcomes += found
             more = most_worthwhile_first(self._patterns.after(found)) if self._patterns else []
             sites = more if time.monotonic() < end_s else []
+        whole = self._patterns.whole() if self.may_replay and self._patterns is not None else None
+        if whole is not None:
+            self._outcomes.append(whole)
         return self._outcomes
 
     def choices(self) -> tuple[tuple[str, str | None], ...]:
@@ -275,6 +285,12 @@ class Engine:
             return {}
         found = self._patterns.at_fault
         return {part: found[part.key] for part in self.parts if part.key in found}
+
+    @property
+    def unreplayed(self) -> dict[Part, str]:
+        """The step, where nothing is replaced in it and it cannot be replayed or gains nothing, and why."""
+        why = self._patterns.unreplayed if self._patterns is not None else ""
+        return {part: why for part in self.parts if why and part.key == WHOLE}
 
     def drop_patterns(self) -> bool:
         """Take back what was replaced in the step's graph; whether anything else is in force."""

@@ -12,10 +12,13 @@ from advisor.swap.journal import Change
 from advisor.swap.rewrite.backend import MEMORY_BYTES
 from advisor.swap.rewrite.record import Recorder
 from advisor.swap.rewrite.wrap import StepRewrite
-from advisor.swap.site import Outcome, Site
+from advisor.swap.site import Candidate, Outcome, Site
 
 #: The name of the change, for the journal.
 REWRITTEN = "training_step: rewritten"
+
+#: What the step is known by, where nothing is replaced in it, and what serves in its place.
+WHOLE, GRAPHS = "training_step", "CUDA graphs"
 
 _MODULE = re.compile(r"\((.*)\)$")
 
@@ -45,6 +48,7 @@ class PatternFinder:
         self._kinds = kinds
         self._what = type(module).__name__
         self._obstacle = ""
+        self._whole: Site | None = None
         #: What looks like a pattern and was left alone; the whole step, where it could not be read.
         self.skipped: list[Skipped] = []
 
@@ -69,7 +73,8 @@ class PatternFinder:
         replayers = self._rewrite.rewriter.replayers()
         if any(replayer.proven and not replayer.refused for replayer in replayers):
             held = f" ({self.held_bytes / 1e9:.1f} GB of device memory)" if self.held_bytes else ""
-            return f"training_step: what is swapped is replayed as a CUDA graph{held}"
+            what = "it" if self._rewrite.rewriter.whole else "what is swapped"
+            return f"training_step: {what} is replayed as a CUDA graph{held}"
         why = next((replayer.refused for replayer in replayers if replayer.refused), "")
         return f"training_step: it is not replayed as a CUDA graph: {why}" if why else ""
 
@@ -105,8 +110,38 @@ class PatternFinder:
         self._rewrite.decide(mine)
         return self.sites()
 
+    @property
+    def may_replay(self) -> bool:
+        """Whether the step might be replayed, also where nothing is replaced in it."""
+        return "replay" in self._kinds and not self._obstacle and not self.failure and self._recordable
+
+    @property
+    def _recordable(self) -> bool:
+        return self._rewrite.rewriter.recordable
+
+    def whole(self) -> Outcome | None:
+        """The step as a site of its own, where nothing is replaced in it and it might be replayed."""
+        rewriter = self._rewrite.rewriter
+        if not self.may_replay or rewriter.active():
+            return None
+        rewriter.replay_whole(True)
+        graphs = Candidate(GRAPHS, _as_it_is, "torch")
+        what = "the step, launched kernel by kernel"
+        self._whole = Site("replay", [WHOLE], self.mechanism, what, _as_it_is, [], [graphs])
+        return Outcome(self._whole, graphs, "launched as a whole, which whole steps are to tell of")
+
+    @property
+    def unreplayed(self) -> str:
+        """Why the step, in which nothing is replaced, is not replayed; empty where it is, or may be."""
+        replayers = self._rewrite.rewriter.replayers() if self._rewrite.rewriter.whole else []
+        whys = [replayer.refused for replayer in replayers]
+        return whys[0] if whys and all(whys) else ""
+
     def without(self, outcomes: Sequence[Outcome]) -> int:
         """Let the originals serve at these sites again; gives how many places are still replaced."""
+        if any(outcome.site is self._whole for outcome in outcomes):
+            self._rewrite.rewriter.replay_whole(False)
+            self._whole = None
         return self._rewrite.decide([Outcome(o.site, None, "left out") for o in outcomes])
 
     def forget_recordings(self) -> None:
@@ -120,11 +155,12 @@ class PatternFinder:
 
     def key(self, site: Site) -> str:
         """What a site is known by on every rank."""
-        return self._rewrite.rewriter.key(site)
+        return WHOLE if site is self._whole else self._rewrite.rewriter.key(site)
 
     def changes(self, outcomes: list[Outcome]) -> list[Change]:
         """One for all: the step runs through its rewritten graph."""
-        if not any(outcome.chosen for outcome in outcomes) or not self._rewrite.rewriter.active():
+        rewriter = self._rewrite.rewriter
+        if not any(outcome.chosen for outcome in outcomes) or not (rewriter.active() or rewriter.whole):
             return []
 
         def do() -> None:
@@ -141,6 +177,10 @@ class PatternFinder:
     def close(self) -> None:
         """The step is the original's for good: graphs and what Dynamo made of them are let go of."""
         self._rewrite.close()
+
+
+def _as_it_is(*_: Any) -> None:
+    """Stands for the step's graph, which no site hands out."""
 
 
 def uncovered(site: Site, patterns: Sequence[Site]) -> Site | None:

@@ -264,12 +264,13 @@ class Swapping(Idle):
             self._compare()
 
     def _decision(self) -> Order:
-        if not self._found:
+        if not self._found and not self._engine.may_replay:
             return Order(go=False, why="the step has nothing that a faster kernel is known for")
         if self._may_wait():
             return Order(go=False, wait=True)
         account = self._account
-        account.say(f"trying {counted(self._found)} between two steps (10 s at most, once compiled)")
+        if self._found:
+            account.say(f"trying {counted(self._found)} between two steps (10 s at most, once compiled)")
         account.decided(self._engine.decide(progress))
         progress_over()
         if not account.better:
@@ -283,6 +284,7 @@ class Swapping(Idle):
         self._engine.apply()
 
     def _begin_comparison(self) -> None:
+        self._engine.time(False)  # one before it may have been left while steps were timed
         self._comparison = Comparison(
             self._engine.toggle,
             self._device_type,
@@ -301,6 +303,15 @@ class Swapping(Idle):
         self._account.find_at_fault(at_fault)
         self._begin_comparison()
 
+    def _without_replay(self, why: dict[Part, str]) -> None:
+        """The step as it is cannot be replayed, or gains nothing by it: compare the rest anew, if any."""
+        self._engine.drop([part.key for part in why])
+        self._account.leave_unreplayed(why)
+        if self._engine.parts:
+            self._begin_comparison()
+        else:
+            self._end("; ".join(f"the step is not replayed: {reason}" for reason in why.values()))
+
     def _without_patterns(self, why: str) -> None:
         """The step's graph was given up: compare anew with what else was swapped, on one device."""
         if not self._engine.drop_patterns():
@@ -312,6 +323,10 @@ class Swapping(Idle):
         assert self._comparison is not None
         if self._ranks.alone and not self._fault and (wrong := self._engine.at_fault):
             self._try(lambda: self._without(wrong))
+        elif self._ranks.alone and not self._fault and (unfit := self._engine.unreplayed):
+            self._try(lambda: self._without_replay(unfit))
+            if self.state is State.DONE:
+                return
         elif self._ranks.alone and not self._fault and (why := self._engine.given_up):
             self._try(lambda: self._without_patterns(why))
         if not self._fault:

@@ -133,6 +133,7 @@ def begin(
         inner=compiler,
         replay=not unreplayed,
         adds_up=adds_up(trainer),
+        whole=trainer.world_size == 1,
     )
     return Swapping(
         trainer,

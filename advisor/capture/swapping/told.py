@@ -60,7 +60,8 @@ def _unkept(site: SwapSite, why: str) -> SwapSite:
     """A site whose candidate won by itself and lost the step."""
     if site.chosen is None:
         return site
-    reason = f"{site.chosen} is {site.reason} by itself, not kept: {why}"
+    by_itself = "" if site.kind == "replay" else f"{site.chosen} is {site.reason} by itself, "
+    reason = f"{by_itself}not kept: {why}"
     return replace(site, chosen=None, swapped_ms_per_step=None, permanent="", reason=reason)
 
 

@@ -100,6 +100,8 @@ class Rewriter:
         self.refusals: list[Refusal] = []
         self.graphs: list[Traced] = []
         self.collecting = False
+        #: Whether a step in which nothing is replaced is replayed as it is.
+        self.whole = False
         #: Whether a step may be held against the original now, which takes longer.
         self.may_check = True
         #: Steps that ran while collecting.
@@ -170,6 +172,16 @@ class Rewriter:
     def active(self) -> int:
         """How many places are replaced."""
         return sum(len(graph.chosen()) for graph in self.graphs)
+
+    @property
+    def recordable(self) -> bool:
+        """Whether some of the graphs at hand might be recorded."""
+        return self.recorder is not None and any(graph.recordable for graph in self.graphs)
+
+    def replay_whole(self, on: bool) -> None:
+        """Replay the step though nothing is replaced in it, if that is faster than launching; or do not."""
+        self.whole = on
+        self.version += 1
 
     def replayers(self) -> list[Replayer]:
         """Of the graphs at hand, those that are replayed, or were to be."""
@@ -412,7 +424,8 @@ class Traced:
         )
         original = self._plain if comparable else None
         recorder = self._rewriter.recorder
-        if recorder is None or not self._rewriter.active() or self._writes or self._works_on_the_host():
+        wanted = self._rewriter.active() or self._rewriter.whole
+        if recorder is None or not wanted or not self.recordable:
             if self._rewritten is not None and original is not None and not self._writes:
                 self._rewritten = Checked(
                     self._rewritten, original, self._found_at_fault, lambda: self._rewriter.may_check
@@ -425,6 +438,7 @@ class Traced:
             original,
             self._found_at_fault,
             lambda: self._rewriter.may_check,
+            host_bound=not self._rewriter.active(),
         )
         if any(collective(n) for n in self._gm.graph.nodes):
             self.replayer.refused = "ranks talk within it"
@@ -447,6 +461,11 @@ class Traced:
         self._rewriter.at_fault.update(found_out)
         if not found_out:
             self._rewriter.failure = f"a check found what it computes to be something else, {why}"
+
+    @property
+    def recordable(self) -> bool:
+        """Whether it might be recorded: it neither writes to what it is given nor works on the host."""
+        return not self._writes and not self._works_on_the_host()
 
     def _works_on_the_host(self) -> bool:
         """Whether it does on the host what a recording does not hold: checkpoints, numbers drawn there."""

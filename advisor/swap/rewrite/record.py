@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -68,6 +69,10 @@ class Recorder(Protocol):
         """
         ...
 
+    def times_ns(self, launch: Callable[[], object], replay: Callable[[], object]) -> tuple[float, float]:
+        """How long the host takes to launch something, and how long it takes as it is replayed."""
+        ...
+
     def close(self) -> None:
         """What was recorded is no longer replayed."""
         ...
@@ -126,6 +131,20 @@ class CudaRecorder:
         self._refuse_what_does_not_fit(now, max(0, now - before), allocated - replaced_bytes)
         _recorders.add(self)
         return Recorded(outputs, gradients, replay_forward, replay_backward)
+
+    def times_ns(self, launch: Callable[[], object], replay: Callable[[], object]) -> tuple[float, float]:
+        """Neither waits for the device within; each begins when it has nothing left to do."""
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        torch.cuda.synchronize(self._device)
+        start_ns = time.perf_counter_ns()
+        launch()
+        host_ns = time.perf_counter_ns() - start_ns
+        torch.cuda.synchronize(self._device)
+        begin.record()
+        replay()
+        end.record()
+        end.synchronize()
+        return host_ns, begin.elapsed_time(end) * 1e6
 
     def close(self) -> None:
         """What was recorded is no longer replayed."""

@@ -27,6 +27,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.fx import Node
 
+from advisor.report.format import duration
 from advisor.swap.guard import kept_state
 from advisor.swap.play import differentiated
 from advisor.swap.tensors import plain, same_values, size_bytes
@@ -265,6 +266,7 @@ class Replayer:
         original: does what `call` is to do, other kernels within; None where that can't be compared.
         at_fault: told why `call`, or what was recorded of it, does something else.
         may_check: whether a check that is due may be made now; else it is put off.
+        host_bound: leave it unreplayed where launching it takes no longer than the device does.
     """
 
     def __init__(
@@ -274,8 +276,10 @@ class Replayer:
         original: Call | None = None,
         at_fault: Callable[[str], None] = lambda why: None,
         may_check: Callable[[], bool] = lambda: True,
+        host_bound: bool = False,
     ) -> None:
         self._call, self._recorder = call, recorder
+        self._host_bound = host_bound
         self._original, self._at_fault = original, at_fault
         self._may_check, self._due = may_check, False
         self._replays = 0
@@ -331,7 +335,9 @@ class Replayer:
         if self._recording.waiting:
             return False
         if not self.proven:
-            self._prove(self._recording, args)
+            given = self._prove(self._recording, args)
+            if self._host_bound:
+                self._refuse_unless_host_bound(self._recording, args, given)
             self.proven = True
             return False
         self._due |= _is_due(self._replays + 1)
@@ -356,7 +362,8 @@ class Replayer:
         self._before = list(args)
         return result
 
-    def _prove(self, recording: Recording, args: Sequence[Any]) -> None:
+    def _prove(self, recording: Recording, args: Sequence[Any]) -> list[Tensor | None]:
+        """That it gives what the call gives; gives the gradients that it began its backward with."""
         devices = {a.device for a in args if isinstance(a, Tensor)}
         outputs, expected = results_of(self._call, args)
         given = [torch.ones_like(o) if o is not None and o.requires_grad else None for o in outputs]
@@ -366,6 +373,19 @@ class Replayer:
             mine, gradients = recording.results(args, given)
         alike("output", mine, [None if o is None else o.detach() for o in outputs])
         alike("gradient", gradients, expected)
+        return given
+
+    def _refuse_unless_host_bound(
+        self, recording: Recording, args: Sequence[Any], given: Sequence[Tensor | None]
+    ) -> None:
+        devices = {a.device for a in args if isinstance(a, Tensor)}
+        with kept_state(devices), torch.no_grad():
+            host_ns, replayed_ns = self._recorder.times_ns(
+                lambda: results_of(self._call, args), lambda: recording.results(args, given)
+            )
+        if host_ns <= replayed_ns:
+            host, replayed = duration(host_ns / 1e6), duration(replayed_ns / 1e6)
+            raise Unrecordable(f"the host launches it in {host}, replayed it takes {replayed}")
 
     def _drop(self, why: str) -> None:
         log.debug("a graph of the step is not replayed: %s", why, exc_info=True)

@@ -57,7 +57,7 @@ class Engine:
 
     def __init__(self, fault=""):
         self.fault, self.log, self.remarks, self.on = fault, [], [], False
-        self.held_bytes, self.given_up = 0, ""
+        self.held_bytes, self.given_up, self.may_replay = 0, "", False
         self.cramped = False
         self.kernels = self.asked = 0
         self.gone, self.timed = [], []
@@ -188,7 +188,7 @@ def test_all_ranks_do_what_rank_0_decides_and_only_it_tries_and_writes(tmp_path)
     assert engines[1].followed == (("net.1", "planted"),)
     toggles = [[what for what in engine.log if what.startswith("toggle")] for engine in engines]
     assert toggles[0] == toggles[1]
-    assert [engine.timed for engine in engines] == [4 * [True, False]] * 2
+    assert [engine.timed for engine in engines] == [[False, *4 * [True, False]]] * 2
     assert all(one.state is State.DONE for one in runs)
     assert json.loads((tmp_path / "0" / "swaps.json").read_text())["kept"] is True
     assert not (tmp_path / "1").exists()

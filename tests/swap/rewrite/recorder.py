@@ -18,13 +18,19 @@ class OnCpu:
 
     held_bytes = 0
 
-    def __init__(self, spoil: float = 0.0, adds_up: bool = False) -> None:
-        self.adds_up = adds_up
+    def __init__(self, spoil: float = 0.0, adds_up: bool = False, launch_ns: float = 2.0) -> None:
+        self.adds_up, self._launch_ns = adds_up, launch_ns
         self.replays, self.recordings, self._spoil = 0, 0, spoil
         self.closed = False
 
     def close(self) -> None:
         self.closed = True
+
+    def times_ns(self, launch, replay) -> tuple[float, float]:
+        """As if it took 1 ns as it is replayed."""
+        launch()
+        replay()
+        return self._launch_ns, 1.0
 
     def rehearse(self, run) -> None:
         run()

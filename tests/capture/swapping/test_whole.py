@@ -1,0 +1,145 @@
+"""A step in which nothing is replaced, replayed as it is where its launches take longer than its work."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from advisor.capture.swapping import engine as swapping_engine
+from advisor.capture.swapping import run as swapping
+from advisor.capture.swapping import steps as swapping_steps
+from advisor.capture.swapping.engine import ALLOW_CPU
+from advisor.swap.rewrite.record import Unrecordable
+from tests.capture.tiny import make_trainer, rows
+from tests.swap.rewrite.recorder import OnCpu
+
+from .planted import be_sure
+from .test_patterns import BATCHES, advisor, make_model, result
+
+
+@pytest.fixture(autouse=True)
+def made(monkeypatch):
+    """Recorders that were made."""
+    made = []
+    monkeypatch.setattr(swapping_steps, "MOST", 5)
+    monkeypatch.setenv(ALLOW_CPU, "1")
+    be_sure(monkeypatch)
+    monkeypatch.setattr(swapping_engine, "RECORDABLE", ("cpu",))
+    records_with(monkeypatch, made, OnCpu)
+    return made
+
+
+def records_with(monkeypatch, made, kind):
+    monkeypatch.setattr(swapping_engine, "CudaRecorder", lambda *_, **__: made.append(kind()) or made[-1])
+
+
+def trained(pl, folder, batches, *callbacks, **options):
+    model = make_model(pl)
+    make_trainer(pl, folder, *callbacks, **options).fit(model, rows(batches))
+    return model
+
+
+def assert_same(model, plain):
+    for name, value in model.state_dict().items():
+        torch.testing.assert_close(value, plain.state_dict()[name], rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("every", [1, 2])
+def test_it_is_a_site_of_its_own_and_trains_the_same_way(pl, tmp_path, made, every):
+    options = {"accumulate_grad_batches": every}
+    plain = trained(pl, tmp_path, every * BATCHES, **options)
+    model = trained(pl, tmp_path, every * BATCHES, advisor(swap=["replay"]), **options)
+    found = result(tmp_path)
+    assert found["kept"] is True, found
+    (site,) = found["sites"]
+    assert (site["kind"], site["chosen"], site["where"]) == ("replay", "CUDA graphs", ["training_step"])
+    assert "training_step: it is replayed as a CUDA graph" in found["remarks"]
+    assert made[0].replays > 14
+    assert made[0].closed
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), plain.parameters(), strict=True))
+
+
+def test_where_something_is_replaced_in_it_the_step_is_no_site_of_its_own(pl, tmp_path, made, monkeypatch):
+    from advisor.swap import decide
+    from advisor.swap.site import Trial
+
+    monkeypatch.setattr(
+        decide, "verify", lambda _, c, **__: Trial(c.name, refused="" if c.source == "torch" else "planted")
+    )
+    trained(pl, tmp_path, BATCHES, advisor(swap=["attention", "replay"]))
+    found = result(tmp_path)
+    assert [site["kind"] for site in found["sites"]] == ["attention"]
+    assert found["kept"] is True
+    assert made[0].replays > 14
+
+
+class DeviceBound(OnCpu):
+    def __init__(self):
+        super().__init__(launch_ns=0.5)
+
+
+class Waiting(OnCpu):
+    def rehearse(self, run):
+        raise Unrecordable("the host waits for the device within it")
+
+
+@pytest.mark.parametrize(
+    ("kind", "why"),
+    [
+        (DeviceBound, "the host launches it in"),
+        (Waiting, "the host waits for the device within it"),
+    ],
+)
+def test_what_gains_nothing_by_it_or_cannot_be_is_left_alone_without_a_warning(
+    pl, tmp_path, made, monkeypatch, kind, why
+):
+    records_with(monkeypatch, made, kind)
+    monkeypatch.setattr(swapping.notify, "warn", lambda line: pytest.fail(line))
+    plain = trained(pl, tmp_path, BATCHES)
+    model = trained(pl, tmp_path, BATCHES, advisor(swap=["replay"]))
+    found = result(tmp_path)
+    assert found["verdict"].startswith(f"nothing was swapped: the step is not replayed: {why}")
+    (site,) = found["sites"]
+    assert site["chosen"] is None
+    assert site["reason"].startswith(f"not kept: {why}")
+    assert not hasattr(type(model), "_advisor_base")
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), plain.parameters(), strict=True))
+
+
+def test_what_else_was_chosen_is_compared_without_it(pl, tmp_path, made, monkeypatch):
+    records_with(monkeypatch, made, DeviceBound)
+    monkeypatch.setattr(swapping.notify, "warn", lambda line: pytest.fail(line))
+    trained(pl, tmp_path, BATCHES + 8, advisor(swap=["optimizer", "replay"]))
+    found = result(tmp_path)
+    assert found["kept"] is True, found
+    assert {site["kind"]: bool(site["chosen"]) for site in found["sites"]} == {
+        "optimizer": True,
+        "replay": False,
+    }
+    assert found["verdict"].startswith("1 of 2 sites swapped")
+    assert not any("CUDA graph" in remark for remark in found["remarks"])
+
+
+def test_whole_steps_that_do_not_gain_put_it_back(pl, tmp_path, made, monkeypatch):
+    monkeypatch.setattr(swapping, "objection", lambda *_: "whole steps gain nothing: planted")
+    plain = trained(pl, tmp_path, BATCHES)
+    model = trained(pl, tmp_path, BATCHES, advisor(swap=["replay"]))
+    found = result(tmp_path)
+    assert found["kept"] is False
+    assert made[0].closed
+    assert found["sites"][0]["reason"] == "not kept: whole steps gain nothing: planted"
+    assert_same(model, plain)
+
+
+def test_several_ranks_are_not_offered_it(pl, tmp_path, made, monkeypatch):
+    given = []
+    original = swapping_engine.Engine.__init__
+
+    def noted(self, *args, **settings):
+        given.append((settings["replay"], settings["whole"]))
+        original(self, *args, **settings)
+
+    monkeypatch.setattr(swapping_engine.Engine, "__init__", noted)
+    monkeypatch.setattr(pl.Trainer, "world_size", property(lambda self: 2))
+    trained(pl, tmp_path, 4, advisor(swap=["replay"], warmup_steps=100))
+    assert given == [(False, False)]
