@@ -109,10 +109,10 @@ TRIALS = [
             ("_layer_norm 16384x4096", ERF_STREAM),
             (
                 "_tanh_layer_norm 65536x1024",
-                _rows(STREAMED, (4, 3, 7), (2, 3, 8, 128), (4, 3, 5), (4, 4, 7), (4, 3, 8, 64)),
+                _rows(STREAMED, (4, 3, 7, 72), (2, 3, 8, 128), (4, 3, 5), (4, 4, 7, 72), (4, 3, 8, 64)),
             ),
             ("_tanh_layer_norm 8192x8192", _rows(STREAMED, (16, 3, 1, 128), (16, 2, 1, 128), (32, 3, 1))),
-            ("_tanh_layer_norm 32768x2048", _rows(STREAMED, (8, 3, 3), (4, 3, 4, 128), (8, 3, 2))),
+            ("_tanh_layer_norm 32768x2048", _rows(STREAMED, (8, 3, 3, 80), (4, 3, 4, 128), (8, 3, 2))),
         )
     ),
     Trial("norm", "norm_forward", "rms_norm 16384x4096 forward", RMS),
