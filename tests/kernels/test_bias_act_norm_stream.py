@@ -76,6 +76,7 @@ def test_sums_that_are_not_asked_for_are_left_out(streamed, wanted):
 
 @pytest.mark.gpu
 @pytest.mark.quick
+@pytest.mark.skipif(INTERPRETED or not torch.cuda.is_available(), reason="no GPU, or interpreted")
 @pytest.mark.parametrize(
     ("dtype", "activation", "columns", "warps", "programs", "chain"),
     [

@@ -84,6 +84,7 @@ def test_other_rows_are_left_to_the_other_kernels(streamed, x, weight):
 
 @pytest.mark.gpu
 @pytest.mark.quick
+@pytest.mark.skipif(INTERPRETED or not torch.cuda.is_available(), reason="no GPU, or interpreted")
 @pytest.mark.parametrize(("warps", "programs"), [(16, 1), (8, 2)])
 @pytest.mark.parametrize("columns", [8192, 16384])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
