@@ -455,7 +455,8 @@ class Traced:
 
         found_out: dict[str, str] = {}
         # What serves for another size than it was decided upon for is no choice of its own.
-        if all(self._rewriter.is_choice(name) for name in parts):
+        writes = self._writes or (self.replayer is not None and self.replayer.writes)
+        if not writes and all(self._rewriter.is_choice(name) for name in parts):
             with suppress(Exception):
                 found_out = blamed(list(parts), made, self._plain, self._args)
         self._rewriter.at_fault.update(found_out)
@@ -464,8 +465,8 @@ class Traced:
 
     @property
     def recordable(self) -> bool:
-        """Whether it might be recorded: it neither writes to what it is given nor works on the host."""
-        return not self._writes and not self._works_on_the_host()
+        """Whether it might be recorded: what it does on the host would not be."""
+        return not self._works_on_the_host()
 
     def _works_on_the_host(self) -> bool:
         """Whether it does on the host what a recording does not hold: checkpoints, numbers drawn there."""

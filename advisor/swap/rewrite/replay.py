@@ -19,7 +19,7 @@ from __future__ import annotations
 import logging
 import weakref
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from typing import Any
 
 import torch
@@ -30,12 +30,13 @@ from torch.fx import Node
 from advisor.report.format import duration
 from advisor.swap.guard import kept_state
 from advisor.swap.play import differentiated
-from advisor.swap.tensors import plain, same_values, size_bytes
+from advisor.swap.tensors import plain, size_bytes
 
 from .alike import Differs, alike, ends, hold_against, outputs_of, results_of, static
 from .facts import fake
 from .ops import function_name
 from .record import Recorder, Unrecordable
+from .written import put_back, written_alike, written_by
 
 log = logging.getLogger(__name__)
 
@@ -261,7 +262,8 @@ class Replayer:
     """Stands for a call, and replays it once that has been recorded and proven.
 
     Args:
-        call: takes tensors and other values, gives a tuple of tensors and None; it writes to none of them.
+        call: takes tensors and other values, gives a tuple of tensors and None; it writes to none of them but
+            such as are the same in each call, as running statistics are.
         recorder: records.
         original: does what `call` is to do, other kernels within; None where that can't be compared.
         at_fault: told why `call`, or what was recorded of it, does something else.
@@ -287,6 +289,7 @@ class Replayer:
         self.refused = ""
         self.proven = False
         self._before: list[Any] | None = None
+        self._written: list[int] = []
         self._recording: Recording | None = None
         self._unlike = 0
 
@@ -312,6 +315,15 @@ class Replayer:
         return self._recording.play(args)
 
     @property
+    def writes(self) -> bool:
+        """Whether the call writes to what it is given, so that it must not be run once more."""
+        return bool(self._written)
+
+    def _unwritten(self, args: Sequence[Any]) -> AbstractContextManager[list[Tensor]]:
+        """What the call writes to is after it as before."""
+        return put_back([args[i] for i in self._written])
+
+    @property
     def held_bytes(self) -> int:
         """Of the device's memory, what the recording holds."""
         return self._recorder.held_bytes if self._recording is not None else 0
@@ -320,11 +332,17 @@ class Replayer:
         """Whether this call can be replayed; records, or proves what was recorded, where that is due."""
         if self._recording is None:
             assert self._before is not None
-            if self._original is not None:
-                hold_against(self._original, args, *results_of(self._call, args))
             fixed = [a is b for a, b in zip(args, self._before, strict=True)]
             self._before = None
-            self._recording = Recording(self._call, args, fixed, self._recorder)
+            if not all(fixed[i] for i in self._written):
+                raise Unrecordable("it writes to what it is given")
+            if self._original is not None:
+                with self._unwritten(args):
+                    mine = results_of(self._call, args)
+                with self._unwritten(args):
+                    hold_against(self._original, args, *mine)
+            with self._unwritten(args):
+                self._recording = Recording(self._call, args, fixed, self._recorder)
             return False
         if not self._recording.takes(args):
             self._unlike += 1
@@ -348,38 +366,36 @@ class Replayer:
         return True
 
     def _first(self, args: Sequence[Any]) -> Any:
-        """The call as it is; it must change nothing it is given, for to record it is to run it again."""
-        tensors = [a for a in args if isinstance(a, Tensor)]
-        # Running statistics are written to without a new version.
-        values = [None if t.requires_grad else t.detach().clone() for t in tensors]
-        versions = [t._version for t in tensors]
+        """The call as it is; what it writes to must be known, for to record it is to run it again."""
         # Before it has been held against it, the original serves.
-        result = (self._original or self._call)(*args)
-        for t, value, version in zip(tensors, values, versions, strict=True):
-            if t._version != version or (value is not None and not same_values(t, value)):
-                self._drop("it writes to what it is given")
-                return result
+        result, self._written = written_by(self._original or self._call, args)
+        if any(args[i].requires_grad for i in self._written):
+            self._drop("it writes to what it differentiates")
+            return result
         self._before = list(args)
         return result
 
     def _prove(self, recording: Recording, args: Sequence[Any]) -> list[Tensor | None]:
         """That it gives what the call gives; gives the gradients that it began its backward with."""
         devices = {a.device for a in args if isinstance(a, Tensor)}
-        outputs, expected = results_of(self._call, args)
+        with self._unwritten(args) as written:
+            outputs, expected = results_of(self._call, args)
         given = [torch.ones_like(o) if o is not None and o.requires_grad else None for o in outputs]
         if self._original is not None:
-            hold_against(self._original, args, outputs, expected)
-        with kept_state(devices), torch.no_grad():
+            with self._unwritten(args):
+                hold_against(self._original, args, outputs, expected)
+        with self._unwritten(args) as mine_written, kept_state(devices), torch.no_grad():
             mine, gradients = recording.results(args, given)
         alike("output", mine, [None if o is None else o.detach() for o in outputs])
         alike("gradient", gradients, expected)
+        written_alike(mine_written, written)
         return given
 
     def _refuse_unless_host_bound(
         self, recording: Recording, args: Sequence[Any], given: Sequence[Tensor | None]
     ) -> None:
         devices = {a.device for a in args if isinstance(a, Tensor)}
-        with kept_state(devices), torch.no_grad():
+        with self._unwritten(args), kept_state(devices), torch.no_grad():
             host_ns, replayed_ns = self._recorder.times_ns(
                 lambda: results_of(self._call, args), lambda: recording.results(args, given)
             )

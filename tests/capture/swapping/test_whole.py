@@ -14,7 +14,7 @@ from tests.capture.tiny import make_trainer, rows
 from tests.swap.rewrite.recorder import OnCpu
 
 from .planted import be_sure
-from .test_patterns import BATCHES, advisor, make_model, result
+from .test_patterns import BATCHES, WIDTH, advisor, make_model, result
 
 
 @pytest.fixture(autouse=True)
@@ -57,6 +57,25 @@ def test_it_is_a_site_of_its_own_and_trains_the_same_way(pl, tmp_path, made, eve
     assert made[0].replays > 14
     assert made[0].closed
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), plain.parameters(), strict=True))
+
+
+def test_running_statistics_go_the_same_way(pl, tmp_path, made, monkeypatch):
+    make = make_model
+
+    def model_with_statistics(light):
+        model = make(light)
+        model.head = torch.nn.Sequential(torch.nn.BatchNorm1d(WIDTH), model.head)
+        return model
+
+    monkeypatch.setitem(globals(), "make_model", model_with_statistics)
+    plain = trained(pl, tmp_path, BATCHES)
+    model = trained(pl, tmp_path, BATCHES, advisor(swap=["replay"]))
+    found = result(tmp_path)
+    assert found["kept"] is True, found
+    assert made[0].replays > 14
+    assert int(model.head[0].num_batches_tracked) == BATCHES
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, plain.state_dict()[name]), name
 
 
 def test_where_something_is_replaced_in_it_the_step_is_no_site_of_its_own(pl, tmp_path, made, monkeypatch):

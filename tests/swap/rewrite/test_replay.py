@@ -183,6 +183,82 @@ def remembering(w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor, x: Tensor) -> tu
     return (Loop.plain(w1, b1, w2, b2, x)[0],)
 
 
+class Counting(Loop):
+    """Whose call keeps statistics, and a count that the loss hangs on."""
+
+    def __init__(self, recorder: OnCpu | None = None, replay: bool = True) -> None:
+        self.mean, self.count = torch.zeros(4), torch.zeros((), dtype=torch.long)
+        super().__init__(recorder, self.counting, replay)
+
+    @staticmethod
+    def counting(
+        w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor, x: Tensor, mean: Tensor, count: Tensor
+    ) -> Any:
+        count.add_(1)
+        mean.mul_(0.9).add_(0.1 * x.mean(0))
+        return Loop.plain(w1, b1, w2, b2, x + mean / count)
+
+    def forward(self, i: int, size: int = 5) -> Tensor:
+        x = torch.randn(size, 4, generator=torch.Generator().manual_seed(i))
+        return self.step_call(*self.net.parameters(), x, self.mean, self.count)[0]
+
+
+def test_statistics_are_written_once_a_step_and_as_ever() -> None:
+    def train(loop: Loop) -> Loop:
+        if isinstance(loop.step_call, Replayer):
+            loop.step_call = Replayer(loop.call, loop.recorder, loop.call)  # held against the original, too
+        for i in range(30):
+            loop.step(i)
+        return loop
+
+    loop, expected = train(Counting()), train(Counting(replay=False))
+    assert loop.step_call.refused == ""
+    assert (
+        loop.recorder.replays == 27 + 1 + 4
+    )  # of the loop, the proof, and the checks before 1, 2, 13 and 25
+    assert same(loop, expected)
+    assert torch.equal(loop.mean, expected.mean)
+    assert torch.equal(loop.count, torch.tensor(30))
+
+
+@pytest.mark.parametrize(
+    ("name", "words"), [("mean", "written values are not"), ("count", "not write the same")]
+)
+def test_a_recording_that_writes_something_else_is_dropped(name: str, words: str) -> None:
+    class Forgetting(OnCpu):
+        def record(self, forward, backward, replaced_bytes=0) -> Recorded:
+            kept = super().record(forward, backward, replaced_bytes)
+
+            def again() -> None:
+                before = getattr(loop, name).clone()
+                kept.forward()
+                getattr(loop, name).copy_(before)
+
+            return Recorded(kept.outputs, kept.gradients, again, kept.backward)
+
+    loop, expected = Counting(Forgetting()), Counting(replay=False)
+    for i in range(6):
+        loop.step(i)
+        expected.step(i)
+    assert words in loop.step_call.refused
+    assert same(loop, expected)
+    assert torch.equal(loop.mean, expected.mean)
+
+
+def test_a_call_that_writes_to_a_parameter_runs_as_it_is() -> None:
+    def call(w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor, x: Tensor) -> tuple[Tensor, ...]:
+        with torch.no_grad():
+            b2.mul_(0.5)
+        return Loop.plain(w1, b1, w2, b2, x)
+
+    loop, expected = Loop(call=call), Loop(call=call, replay=False)
+    for i in range(6):
+        loop.step(i)
+        expected.step(i)
+    assert loop.step_call.refused == "it writes to what it differentiates"
+    assert same(loop, expected)
+
+
 @pytest.mark.parametrize(
     ("call", "words"),
     [

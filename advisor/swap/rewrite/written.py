@@ -1,0 +1,54 @@
+"""What a step writes to of what it is given, such as running statistics, put back after it is checked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from advisor.swap.tensors import same_values
+
+from .alike import Differs, alike
+
+
+def written_by(call: Callable[..., Any], args: Sequence[Any]) -> tuple[Any, list[int]]:
+    """What a call gives, and which of its arguments it has written to."""
+    tensors = {i: a for i, a in enumerate(args) if isinstance(a, Tensor)}
+    # Running statistics are written to without a new version.
+    values = {i: t.detach().clone() for i, t in tensors.items() if not t.requires_grad}
+    versions = {i: t._version for i, t in tensors.items()}
+    result = call(*args)
+    return result, [
+        i
+        for i, t in tensors.items()
+        if t._version != versions[i] or (i in values and not same_values(t, values[i]))
+    ]
+
+
+@contextmanager
+def put_back(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
+    """Undo at the end what is written to these within; what that was is in the list by then."""
+    before = [t.detach().clone() for t in tensors]
+    after: list[Tensor] = []
+    try:
+        yield after
+    finally:
+        after += [t.detach().clone() for t in tensors]
+        for t, value in zip(tensors, before, strict=True):
+            # Not in the eyes of autograd, which may hold it for a backward that is still to come.
+            t.data.copy_(value)
+
+
+def written_alike(mine: Sequence[Tensor], expected: Sequence[Tensor]) -> None:
+    """That two runs have written the same.
+
+    Raises:
+        Differs: they have not.
+    """
+    alike("written value", mine, expected)
+    exact = [(a, b) for a, b in zip(mine, expected, strict=True) if not b.is_floating_point()]
+    if not all(torch.equal(a, b) for a, b in exact):
+        raise Differs("replayed, it does not write the same")
