@@ -128,7 +128,7 @@ class PatternFinder:
         graphs = Candidate(GRAPHS, _as_it_is, "torch")
         what = "the step, launched kernel by kernel"
         self._whole = Site("replay", [WHOLE], self.mechanism, what, _as_it_is, [], [graphs])
-        return Outcome(self._whole, graphs, "launched as a whole, which whole steps are to tell of")
+        return Outcome(self._whole, graphs, "launched as two graphs; whole steps tell what that gains")
 
     @property
     def unreplayed(self) -> str:

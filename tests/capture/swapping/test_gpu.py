@@ -16,7 +16,17 @@ from advisor.capture.swapping.run import State
 from advisor.swap.decide import LATE
 from advisor.swap.modules import MARK
 from benchmarks.end_to_end import Repeated
-from benchmarks.end_to_end_models import GPT, Task, _next_token, _text, lightning, module
+from benchmarks.end_to_end_models import (
+    GPT,
+    Task,
+    UNet,
+    _denoise,
+    _images,
+    _next_token,
+    _text,
+    lightning,
+    module,
+)
 
 pytestmark = [
     pytest.mark.gpu,
@@ -28,22 +38,25 @@ STEPS = 90
 TASK = Task(
     lambda: GPT(16385, 512, 768, 6, 12), _text(16, 512, 16385), _next_token, optimizer={"foreach": False}
 )
+#: So small that the device waits for launches; it draws random numbers. With running statistics where asked.
+SMALL = Task(lambda: UNet(32), _images(4, 32, 10), _denoise)
+NORMED = Task(lambda: torch.nn.Sequential(UNet(32), torch.nn.BatchNorm2d(3)), _images(4, 32, 10), _denoise)
 #: Whether nothing else shares the GPU and the host, so that what a wall clock says can be held against it.
 ALONE = "PYTEST_XDIST_WORKER" not in os.environ
 
 
-def fit(folder, *callbacks, steps=STEPS, **options):
+def fit(folder, *callbacks, steps=STEPS, task=TASK, **options):
     light = lightning()
     light.seed_everything(0, verbose=False)
     generator = torch.Generator().manual_seed(1)
-    batches = [TASK.batch(generator) for _ in range(8)]
+    batches = [task.batch(generator) for _ in range(8)]
     losses = []
 
     class Keep(light.Callback):
         def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
             losses.append(outputs["loss"].detach())
 
-    loop, every = module(TASK), options.get("accumulate_grad_batches", 1)
+    loop, every = module(task), options.get("accumulate_grad_batches", 1)
     trainer = light.Trainer(
         max_steps=steps, accelerator="gpu", devices=1, precision="bf16-mixed", logger=False,
         enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
@@ -103,6 +116,28 @@ def test_a_step_is_replayed_and_its_gradients_added_up_over_batches(tmp_path):
     assert found["steps"]["swapped_p50_ms"] < 0.8 * found["steps"]["eager_p50_ms"]
     assert found["steps"]["swapped_peak_bytes"] <= found["steps"]["eager_peak_bytes"]
     torch.testing.assert_close(torch.tensor(losses), torch.tensor(plain), rtol=0.03, atol=0.03)
+
+
+@pytest.mark.parametrize("task", [SMALL, NORMED], ids=["statistics none", "statistics kept"])
+def test_a_step_that_its_launches_bound_is_replayed_though_nothing_is_replaced(tmp_path, task):
+    reference, plain = fit(tmp_path, task=task)
+
+    loop, losses = fit(tmp_path, advisor(swap=["replay"]), task=task)
+
+    found = result(tmp_path)
+    assert found["kept"] is True, (found["verdict"], found["remarks"], found["sites"])
+    assert [site["chosen"] for site in found["sites"]] == ["CUDA graphs"]
+    assert found["steps"]["swapped_p50_ms"] < 0.9 * found["steps"]["eager_p50_ms"]
+    torch.testing.assert_close(torch.tensor(losses), torch.tensor(plain), rtol=0.05, atol=0.02)
+    for name, value in loop.named_buffers():
+        torch.testing.assert_close(value, dict(reference.named_buffers())[name], rtol=0.05, atol=0.05)
+
+
+def test_a_step_that_the_device_bounds_is_left_as_it_is_where_nothing_is_replaced(tmp_path):
+    fit(tmp_path, advisor(swap=["replay"]))
+    found = result(tmp_path)
+    assert found["kept"] is False
+    assert "the step is not replayed: the host launches it in" in found["verdict"], found["verdict"]
 
 
 def test_unreplayed_a_naive_gpt_is_made_faster_too(tmp_path, monkeypatch):
