@@ -35,7 +35,7 @@ WRONG = 0.5
 
 def ways(tiny: bool) -> dict[str, Callable[..., Tensor]]:
     """Causal attention by name."""
-    from advisor.kernels import attention
+    from advisor.kernels.attention import attention
 
     def of(backend: SDPBackend) -> Callable[..., Tensor]:
         def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -71,7 +71,8 @@ def _bundled() -> Candidate:
         "advisor.kernels.attention",
         _forward,
         "bundled",
-        permanent="from advisor.kernels import attention\nattention(q, k, v, mask, causal=is_causal)",
+        permanent="from advisor.kernels.attention import attention\n"
+        "attention(q, k, v, mask, causal=is_causal)",
         unsupported=_unsupported,
     )
 
