@@ -1,0 +1,280 @@
+"""One call of a step's graph with its backward, recorded and replayed under autograd.
+
+Outputs are copies. Gradients are the recorded graph's own memory, which the next call writes over, in its
+forward too. A parameter that has no gradient takes that memory for its own; one that has adds to what it has.
+Where one still has ours when the next forward begins, as where gradients of several batches are added up, it
+gets a copy first, unless the loop was seen to let go of such before the backward, again and again.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from advisor.swap.guard import kept_state
+from advisor.swap.play import differentiated
+from advisor.swap.tensors import plain, size_bytes
+
+from .alike import ends, outputs_of, static
+from .record import Recorder, Unrecordable
+
+#: Steps in a row that let go of gradients between forward and backward, from which on that is relied on:
+#: a loop that adds up those of several batches does so once, and not in the step after.
+_RELIED_ON = 2
+
+Call = Callable[..., Any]
+
+
+class Recording:
+    """One call, recorded.
+
+    Args:
+        call: takes tensors and other values, gives a tuple of tensors and None.
+        args: of the call to record.
+        fixed: which of them will be the same objects in every call.
+        recorder: records.
+
+    Raises:
+        Unrecordable: it cannot be, and why.
+    """
+
+    def __init__(self, call: Call, args: Sequence[Any], fixed: Sequence[bool], recorder: Recorder) -> None:
+        pairs = list(zip(args, fixed, strict=True))
+        self._args = [a if keep or not isinstance(a, Tensor) else None for a, keep in pairs]
+        self._static = [static(a, keep) for a, keep in pairs]
+        self._copies = [i for i, keep in enumerate(fixed) if isinstance(args[i], Tensor) and not keep]
+        self._wants = [i for i, s in enumerate(self._static) if isinstance(s, Tensor) and s.requires_grad]
+        self._autocast = _autocast(args)
+        self._differentiable: list[bool] = []
+        self._given: list[Tensor] = []
+        self._open: weakref.ref[_Open] | None = None
+        self._turn = 0
+        self._adds_up = recorder.adds_up
+        #: Parameters that had a gradient when the forward began: of ours, if any had.
+        self._out: list[Tensor] = []
+        #: Steps in a row that let go of all of them before the backward.
+        self._let_go = 0
+        _refuse_others(self._static)
+        wants = [self._static[i] for i in self._wants]
+
+        def forward() -> list[Tensor | None]:
+            return outputs_of(call(*self._static))
+
+        def backward(outputs: Sequence[Tensor | None]) -> list[Tensor | None]:
+            return differentiated(ends(outputs), wants, self._given)
+
+        def both() -> None:
+            outputs = forward()
+            _refuse_aliases(outputs, self._static)
+            _refuse_other_leaves(outputs, wants)
+            self._differentiable = [o is not None and o.requires_grad for o in outputs]
+            self._given = [torch.ones_like(o) for o in ends(outputs)]
+            backward(outputs)
+
+        with kept_state({a.device for a in args if isinstance(a, Tensor)}), torch.enable_grad():
+            # A cast that the cache holds would be one of another step's weights.
+            torch.set_autocast_cache_enabled(False)
+            recorder.rehearse(both)
+            leaves = [args[i] for i in self._wants if fixed[i] and args[i].is_leaf]
+            # A view is one of a bucket, which stays.
+            held = [leaf.grad for leaf in leaves if leaf.grad is not None and not leaf.grad._is_view()]
+            replaced_bytes = 0 if self._adds_up else size_bytes(held)
+            recorded = recorder.record(forward, backward, replaced_bytes)
+        self._outputs, self._gradients = recorded.outputs, recorded.gradients
+        self._forward, self._backward = recorded.forward, recorded.backward
+        # As in the call itself, nothing leads to what gets no gradient: whoever counts parameters sees that.
+        self._given_to = [(i, g) for i, g in zip(self._wants, self._gradients, strict=True) if g is not None]
+        self._leaves = [(self._args[i], g) for i, g in self._given_to]
+
+    def takes(self, args: Sequence[Any]) -> bool:
+        """Whether a call is like the recorded one."""
+        if _autocast(args) != self._autocast or torch.is_anomaly_enabled():
+            return False
+        for known, kept, arg in zip(self._args, self._static, args, strict=True):
+            if known is None and isinstance(kept, Tensor):
+                same = (
+                    type(arg) is Tensor
+                    and arg.shape == kept.shape
+                    and arg.dtype is kept.dtype
+                    and arg.requires_grad == kept.requires_grad
+                    and arg.device == kept.device
+                )
+            elif isinstance(known, Tensor):
+                same = (
+                    arg is known
+                    and arg.data_ptr() == kept.data_ptr()
+                    and arg.requires_grad == kept.requires_grad
+                )
+            else:
+                same = type(arg) is type(known) and arg == known
+            if not same:
+                return False
+        return True
+
+    @property
+    def waiting(self) -> bool:
+        """Whether a call has been replayed whose backward may still come."""
+        return self._open is not None and self._open() is not None
+
+    def play(self, args: Sequence[Any]) -> tuple[Tensor | None, ...]:
+        """Replay the call; what comes out is differentiable."""
+        return _Replay.apply(self, args, *[args[i] for i, _ in self._given_to])  # type: ignore[no-any-return]
+
+    def forward(self, args: Sequence[Any]) -> list[Tensor | None]:
+        """The outputs, in memory of their own."""
+        held = [(leaf, mine) for leaf, mine in self._leaves if leaf is not None and leaf.grad is not None]
+        self._out = [leaf for leaf, mine in held if _is(leaf, mine)] or [leaf for leaf, _ in held]
+        if not self._relied_on:
+            self._move_gradients()
+        return self._run_forward(args)
+
+    def backward(self, gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
+        """The gradients of all arguments that get one, in memory that the next call writes over.
+
+        Raises:
+            RuntimeError: the loop keeps gradients that it was relied on to let go of.
+        """
+        if self._relied_on and any(_is(leaf, mine) for leaf, mine in self._leaves):
+            raise RuntimeError(
+                "a step that was replayed has written over gradients that parameters still have, where the "
+                "loop let go of them before. ADVISOR_SWAP_REPLAY=0 in the environment leaves it unreplayed"
+            )
+        if self._out:
+            self._let_go = 0 if any(leaf.grad is not None for leaf in self._out) else self._let_go + 1
+            self._out = []
+        self._run_backward(gradients)
+        return [g.detach() for _, g in self._given_to]
+
+    @property
+    def _relied_on(self) -> bool:
+        """Whether gradients of ours need not be moved when a forward begins, for they will be let go of."""
+        return self._let_go >= _RELIED_ON and not self._adds_up
+
+    def results(
+        self, args: Sequence[Any], gradients: Sequence[Tensor | None]
+    ) -> tuple[list[Tensor | None], list[Tensor | None]]:
+        """Outputs and gradients for a check, which the loop sees nothing of."""
+        self._move_gradients()
+        outputs = self._run_forward(args)
+        self._run_backward(gradients)
+        return outputs, self._gradients
+
+    def _run_forward(self, args: Sequence[Any]) -> list[Tensor | None]:
+        for i in self._copies:
+            self._static[i].copy_(args[i])
+        self._forward()
+        return [None if o is None else o.clone() for o in self._outputs]
+
+    def _run_backward(self, gradients: Sequence[Tensor | None]) -> None:
+        theirs = (g for g, wants in zip(gradients, self._differentiable, strict=True) if wants)
+        for kept, g in zip(self._given, theirs, strict=True):
+            if g is None:
+                kept.zero_()
+            else:
+                kept.copy_(g)
+        self._backward()
+
+    def _move_gradients(self) -> None:
+        """Give each parameter that has a gradient in our memory a copy of it, before that is written over."""
+        for leaf, mine in self._leaves:
+            if leaf is not None and _is(leaf, mine):
+                leaf.grad = leaf.grad.clone()
+
+    def opened(self) -> _Open:
+        """Note that a call waits for its backward as long as what is handed out lives."""
+        self._turn += 1
+        opened = _Open(self._turn)
+        self._open = weakref.ref(opened)
+        return opened
+
+    def close(self, opened: _Open) -> None:
+        """Its backward begins.
+
+        Raises:
+            RuntimeError: another call has been replayed since, or this one's backward has been.
+        """
+        if opened.turn != self._turn:
+            raise RuntimeError(
+                "a second backward through a step, or one that another has followed: steps are replayed, and "
+                "of the one before nothing is left. ADVISOR_SWAP_REPLAY=0 in the environment leaves them "
+                "unreplayed"
+            )
+        self._open, opened.turn = None, 0
+
+
+class _Open:
+    """A call that has been replayed, held by autograd's graph until that is let go of."""
+
+    def __init__(self, turn: int) -> None:
+        self.turn = turn
+
+
+class _Replay(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, recording: Recording, args: Sequence[Any], *_wanted: Tensor) -> Any:
+        outputs = recording.forward(args)
+        ctx.recording, ctx.opened = recording, recording.opened()
+        ctx.set_materialize_grads(False)
+        differentiable = recording._differentiable
+        ctx.mark_non_differentiable(
+            *[o for o, grad in zip(outputs, differentiable, strict=True) if o is not None and not grad]
+        )
+        return tuple(outputs)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor | None) -> Any:
+        ctx.recording.close(ctx.opened)
+        return (None, None, *ctx.recording.backward(gradients))
+
+
+def _is(leaf: Tensor | None, mine: Tensor | None) -> bool:
+    """Whether a parameter's gradient lies in the memory of this one."""
+    if leaf is None or mine is None or leaf.grad is None:
+        return False
+    return leaf.grad.data_ptr() == mine.data_ptr()
+
+
+def _refuse_others(values: Sequence[Any]) -> None:
+    devices = {v.device for v in values if isinstance(v, Tensor)}
+    if len(devices) != 1:
+        raise Unrecordable(f"its tensors lie on {', '.join(sorted(map(str, devices))) or 'no device'}")
+    for value in values:
+        if isinstance(value, Tensor) and not plain(value):
+            raise Unrecordable(f"it takes a {type(value).__name__}")
+        if not isinstance(value, (Tensor, bool, int, float, str, type(None))):
+            raise Unrecordable(f"it takes a {type(value).__name__}")
+
+
+def _refuse_aliases(outputs: Sequence[Tensor | None], values: Sequence[Any]) -> None:
+    given = {v.untyped_storage().data_ptr() for v in values if isinstance(v, Tensor)}
+    if any(o is not None and o.numel() and o.untyped_storage().data_ptr() in given for o in outputs):
+        raise Unrecordable("it gives back what it is given")
+
+
+def _refuse_other_leaves(outputs: Sequence[Tensor | None], wants: Sequence[Any]) -> None:
+    """A parameter that the call holds, and is not given, would get no gradient from a recording."""
+    known = {id(t) for t in wants}
+    todo = [o.grad_fn for o in ends(outputs)]
+    seen = set(todo)
+    while todo:
+        node = todo.pop()
+        leaf = getattr(node, "variable", None)
+        if leaf is not None and id(leaf) not in known:
+            raise Unrecordable(
+                f"it differentiates a tensor of shape {tuple(leaf.shape)} that it is not given"
+            )
+        for after, _ in getattr(node, "next_functions", ()):
+            if after is not None and after not in seen:
+                seen.add(after)
+                todo.append(after)
+
+
+def _autocast(args: Sequence[Any]) -> torch.dtype | None:
+    kind = next((a.device.type for a in args if isinstance(a, Tensor)), "cpu")
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
