@@ -66,7 +66,6 @@ class Engine:
         inner: the compiler that the user compiles the step with; None where it runs eagerly.
         replay: whether the rewritten step may be recorded and replayed.
         adds_up: whether gradients of several batches are added up.
-        whole: whether a step in which nothing is replaced may be replayed.
     """
 
     def __init__(
@@ -81,14 +80,13 @@ class Engine:
         inner: Callable[..., Any] | None = None,
         replay: bool = False,
         adds_up: bool = False,
-        whole: bool = False,
     ) -> None:
         self._model, self._optimizers, self._kinds = module, optimizers, kinds
         self._allow_memory = allow_memory
         self._modules, self._with_patterns, self._inner = modules, patterns, inner
         recordable = patterns and inner is None and module.device.type in RECORDABLE
         self._replay = replay and recordable and os.environ.get(REPLAY) != "0"
-        self._adds_up, self._whole = adds_up, whole
+        self._adds_up = adds_up
         self._watching = contextlib.ExitStack()
         self._swapper: _Swapper | None = None
         self._patterns: PatternFinder | None = None
@@ -164,7 +162,7 @@ class Engine:
     @property
     def may_replay(self) -> bool:
         """Whether the step might be replayed though nothing is replaced in it."""
-        return self._whole and self._patterns is not None and self._patterns.may_replay
+        return self._patterns is not None and self._patterns.may_replay
 
     def compile(self) -> int:
         """Begin to compile what candidates launch, beside the loop; gives the number of kernels."""
@@ -213,6 +211,11 @@ class Engine:
             found = [followed(site, names.pop(self._key(site), None)) for site in sites]
             self._outcomes += found
             sites = self._patterns.after(found) if self._patterns else []
+        if names.pop(WHOLE, None) is not None:
+            whole = self._patterns.whole() if self._patterns is not None else None
+            if whole is None:
+                raise LookupError("this rank cannot replay its step")
+            self._outcomes.append(whole)
         missing = [key for key, name in names.items() if name is not None]
         if missing:
             raise LookupError(f"this rank has no site {missing[0]}")

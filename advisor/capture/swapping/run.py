@@ -358,16 +358,25 @@ class Swapping(Idle):
         steps, before = self._account.steps, len(self._account.against)
         if steps is None:
             return Order(go=False, why="whole steps could not be compared")
+        cycles = cycles_per_block(self._left(), self._cycle)
+        if unfit := self._engine.unreplayed:
+            return self._unreplayed(unfit, cycles)
         why = objection(steps, self._max_memory_growth)
         if not why:
             return Order(go=True)
         # Less of it may do better.
-        cycles = cycles_per_block(self._left(), self._cycle)
         out = less(self._engine.parts, steps) if cycles and before < MOST else []
         if not out:
             return Order(go=False, why=f"{why} (the last of {before + 1} comparisons)" if before else why)
         self._account.leave_out(out, why)
         return Order(go=True, cycles=cycles, less=tuple(part.key for part in out))
+
+    def _unreplayed(self, unfit: dict[Part, str], cycles: int) -> Order:
+        """The step as it is is not replayed on this rank, the first of several: the rest is compared anew."""
+        self._account.leave_unreplayed(unfit)
+        if cycles and len(self._engine.parts) > len(unfit):
+            return Order(go=True, cycles=cycles, less=tuple(part.key for part in unfit))
+        return Order(go=False, why="; ".join(f"the step is not replayed: {why}" for why in unfit.values()))
 
     def _hear(self, make: Callable[[], Order]) -> Order:
         """Rank 0's order on each rank; a fault on rank 0 is an order to stop, for the others wait for one."""

@@ -133,7 +133,6 @@ def begin(
         inner=compiler,
         replay=not unreplayed,
         adds_up=adds_up(trainer),
-        whole=trainer.world_size == 1,
     )
     return Swapping(
         trainer,

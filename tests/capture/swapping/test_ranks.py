@@ -57,7 +57,7 @@ class Engine:
 
     def __init__(self, fault=""):
         self.fault, self.log, self.remarks, self.on = fault, [], [], False
-        self.held_bytes, self.given_up, self.may_replay = 0, "", False
+        self.held_bytes, self.given_up, self.may_replay, self.unreplayed = 0, "", False, {}
         self.cramped = False
         self.kernels = self.asked = 0
         self.gone, self.timed = [], []

@@ -150,15 +150,37 @@ def test_whole_steps_that_do_not_gain_put_it_back(pl, tmp_path, made, monkeypatc
     assert_same(model, plain)
 
 
-def test_several_ranks_are_not_offered_it(pl, tmp_path, made, monkeypatch):
-    given = []
-    original = swapping_engine.Engine.__init__
+@pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no distributed package")
+@pytest.mark.parametrize(
+    ("first", "other", "kept"),
+    [
+        (OnCpu, OnCpu, ["optimizer", "replay"]),
+        (OnCpu, DeviceBound, ["optimizer", "replay"]),
+        (DeviceBound, OnCpu, ["optimizer"]),
+    ],
+)
+def test_of_several_ranks_the_first_measures(pl, tmp_path, made, monkeypatch, first, other, kept):
+    monkeypatch.setattr(swapping, "MEETING", 8)
 
-    def noted(self, *args, **settings):
-        given.append((settings["replay"], settings["whole"]))
-        original(self, *args, **settings)
+    def recorder(*_, **__):
+        made.append((other if torch.distributed.get_rank() else first)())
+        return made[-1]
 
-    monkeypatch.setattr(swapping_engine.Engine, "__init__", noted)
-    monkeypatch.setattr(pl.Trainer, "world_size", property(lambda self: 2))
-    trained(pl, tmp_path, 4, advisor(swap=["replay"], warmup_steps=100))
-    assert given == [(False, False)]
+    monkeypatch.setattr(swapping_engine, "CudaRecorder", recorder)
+
+    class Notes(pl.Callback):
+        def on_train_end(self, trainer, pl_module):
+            (tmp_path / f"rank{trainer.global_rank}").write_text(str(made[0].replays if made else -1))
+            trainer.save_checkpoint(tmp_path / f"{'swapped' if made else 'plain'}.ckpt")
+
+    for callbacks in ([], [advisor(swap=["optimizer", "replay"])]):
+        trained(pl, tmp_path, 200, *callbacks, Notes(), devices=2, strategy="ddp_fork")
+    found = result(tmp_path)
+    assert found["kept"] is True, found
+    assert sorted(site["kind"] for site in found["sites"] if site["chosen"]) == kept
+    replays = [int((tmp_path / f"rank{rank}").read_text()) for rank in (0, 1)]
+    # A rank on which it is no gain goes on as it is, and the others replay.
+    assert [count > 14 for count in replays] == [first is OnCpu, other is OnCpu]
+    plain, swapped = (torch.load(tmp_path / f"{n}.ckpt", weights_only=False) for n in ("plain", "swapped"))
+    for name, value in swapped["state_dict"].items():
+        torch.testing.assert_close(value, plain["state_dict"][name], rtol=1e-3, atol=1e-5)
