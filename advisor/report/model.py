@@ -539,7 +539,7 @@ class SwapTrial(Struct, kw_only=True):
 class SwapSite(Struct, kw_only=True):
     """Places in the loop that do the same work on the same shapes, and what was decided for them."""
 
-    #: norm, activation, gate, attention, rope, softmax, loss or optimizer.
+    #: norm, activation, gate, attention, rope, softmax, loss, optimizer or replay.
     kind: str
     #: What stands there, for a reader.
     what: str
