@@ -74,7 +74,8 @@ class PatternFinder:
         if any(replayer.proven and not replayer.refused for replayer in replayers):
             held = f" ({self.held_bytes / 1e9:.1f} GB of device memory)" if self.held_bytes else ""
             what = "it" if self._rewrite.rewriter.whole else "what is swapped"
-            return f"training_step: {what} is replayed as a CUDA graph{held}"
+            measured = "".join(f"; {r.measured}" for r in replayers if r.measured and not r.refused)
+            return f"training_step: {what} is replayed as a CUDA graph{held}{measured}"
         why = next((replayer.refused for replayer in replayers if replayer.refused), "")
         return f"training_step: it is not replayed as a CUDA graph: {why}" if why else ""
 

@@ -73,6 +73,8 @@ class Replayer:
         self._replays = 0
         #: Why it is not replayed, in one line; empty where it is, or may be.
         self.refused = ""
+        #: What it takes launched and replayed, in one line, where that was to be known.
+        self.measured = ""
         self.proven = False
         self._before: list[Any] | None = None
         self._written: list[int] = []
@@ -185,9 +187,10 @@ class Replayer:
             host_ns, replayed_ns = self._recorder.times_ns(
                 lambda: results_of(self._call, args), lambda: recording.results(args, given)
             )
+        host, replayed = duration(host_ns / 1e6), duration(replayed_ns / 1e6)
+        self.measured = f"the host launches it in {host}, replayed it takes {replayed}"
         if host_ns <= replayed_ns:
-            host, replayed = duration(host_ns / 1e6), duration(replayed_ns / 1e6)
-            raise Unrecordable(f"the host launches it in {host}, replayed it takes {replayed}")
+            raise Unrecordable(self.measured)
 
     def _drop(self, why: str) -> None:
         log.debug("a graph of the step is not replayed: %s", why, exc_info=True)
