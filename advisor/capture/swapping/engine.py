@@ -65,7 +65,7 @@ class Engine:
         patterns: whether the step's graph may be rewritten.
         inner: the compiler that the user compiles the step with; None where it runs eagerly.
         replay: whether the rewritten step may be recorded and replayed.
-        adds_up: whether gradients of several batches are added up.
+        adds_up: whether gradients of several batches are added up, asked at each.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class Engine:
         patterns: bool = True,
         inner: Callable[..., Any] | None = None,
         replay: bool = False,
-        adds_up: bool = False,
+        adds_up: Callable[[], bool] = lambda: False,
     ) -> None:
         self._model, self._optimizers, self._kinds = module, optimizers, kinds
         self._allow_memory = allow_memory

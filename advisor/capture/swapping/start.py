@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -132,7 +133,7 @@ def begin(
         patterns=not left,
         inner=compiler,
         replay=not unreplayed,
-        adds_up=adds_up(trainer),
+        adds_up=partial(adds_up, trainer),
     )
     return Swapping(
         trainer,

@@ -48,8 +48,8 @@ Backward = Callable[[Sequence["Tensor | None"]], "list[Tensor | None]"]
 class Recorder(Protocol):
     """Records one forward with its backward."""
 
-    #: Whether the loop adds up the gradients of several steps, so that a recording's lie beside them.
-    adds_up: bool
+    #: Whether the loop adds up the gradients of several steps now, so that a recording's lie beside them.
+    adds_up: Callable[[], bool]
 
     @property
     def held_bytes(self) -> int:
@@ -85,11 +85,16 @@ class CudaRecorder:
         device: whose work.
         loop_bytes: the peak of what the loop has allocated so far; 0 if it is not known.
         may_grow: whether the recorded step may take it further.
-        adds_up: whether the loop adds up the gradients of several steps.
+        adds_up: whether the loop adds up the gradients of several steps, asked at each.
     """
 
     def __init__(
-        self, device: torch.device, loop_bytes: int = 0, *, may_grow: bool = False, adds_up: bool = False
+        self,
+        device: torch.device,
+        loop_bytes: int = 0,
+        *,
+        may_grow: bool = False,
+        adds_up: Callable[[], bool] = lambda: False,
     ) -> None:
         self.adds_up = adds_up
         self._device, self._loop_bytes, self._may_grow = device, loop_bytes, may_grow

@@ -59,6 +59,8 @@ class Recording:
         self._out: list[Tensor] = []
         #: Steps in a row that let go of all of them before the backward.
         self._let_go = 0
+        #: Whether that is relied on in the step under way.
+        self._relies = False
         _refuse_others(self._static)
         wants = [self._static[i] for i in self._wants]
 
@@ -83,7 +85,7 @@ class Recording:
             leaves = [args[i] for i in self._wants if fixed[i] and args[i].is_leaf]
             # A view is one of a bucket, which stays.
             held = [leaf.grad for leaf in leaves if leaf.grad is not None and not leaf.grad._is_view()]
-            replaced_bytes = 0 if self._adds_up else size_bytes(held)
+            replaced_bytes = 0 if self._adds_up() else size_bytes(held)
             recorded = recorder.record(forward, backward, replaced_bytes)
         self._outputs, self._gradients = recorded.outputs, recorded.gradients
         self._forward, self._backward = recorded.forward, recorded.backward
@@ -129,7 +131,8 @@ class Recording:
         """The outputs, in memory of their own."""
         held = [(leaf, mine) for leaf, mine in self._leaves if leaf is not None and leaf.grad is not None]
         self._out = [leaf for leaf, mine in held if _is(leaf, mine)] or [leaf for leaf, _ in held]
-        if not self._relied_on:
+        self._relies = self._relied_on
+        if not self._relies:
             self._move_gradients()
         return self._run_forward(args)
 
@@ -139,7 +142,7 @@ class Recording:
         Raises:
             RuntimeError: the loop keeps gradients that it was relied on to let go of.
         """
-        if self._relied_on and any(_is(leaf, mine) for leaf, mine in self._leaves):
+        if self._relies and any(_is(leaf, mine) for leaf, mine in self._leaves):
             raise RuntimeError(
                 "a step that was replayed has written over gradients that parameters still have, where the "
                 "loop let go of them before. ADVISOR_SWAP_REPLAY=0 in the environment leaves it unreplayed"
@@ -153,7 +156,7 @@ class Recording:
     @property
     def _relied_on(self) -> bool:
         """Whether gradients of ours need not be moved when a forward begins, for they will be let go of."""
-        return self._let_go >= _RELIED_ON and not self._adds_up
+        return self._let_go >= _RELIED_ON and not self._adds_up()
 
     def results(
         self, args: Sequence[Any], gradients: Sequence[Tensor | None]

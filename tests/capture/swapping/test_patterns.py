@@ -205,7 +205,7 @@ def test_a_step_is_replayed_and_its_gradients_added_up_over_batches(pl, tmp_path
     found = result(tmp_path)
     assert found["kept"] is True, found
     assert "training_step: what is swapped is replayed as a CUDA graph" in found["remarks"]
-    assert made[0].adds_up
+    assert made[0].adds_up()
     assert made[0].replays > 20 * every
     # THEN no replay was checked while steps were timed, and training went the same way
     assert len(checked) >= 5

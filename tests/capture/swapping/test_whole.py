@@ -30,7 +30,12 @@ def made(monkeypatch):
 
 
 def records_with(monkeypatch, made, kind):
-    monkeypatch.setattr(swapping_engine, "CudaRecorder", lambda *_, **__: made.append(kind()) or made[-1])
+    def recorder(*_, adds_up, **__):
+        made.append(kind())
+        made[-1].adds_up = adds_up
+        return made[-1]
+
+    monkeypatch.setattr(swapping_engine, "CudaRecorder", recorder)
 
 
 def trained(pl, folder, batches, *callbacks, **options):
@@ -57,6 +62,18 @@ def test_it_is_a_site_of_its_own_and_trains_the_same_way(pl, tmp_path, made, eve
     assert f"training_step: it is replayed as a CUDA graph; {told}" in found["remarks"]
     assert made[0].replays > 14
     assert made[0].closed
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), plain.parameters(), strict=True))
+
+
+def test_a_loop_that_begins_to_accumulate_in_a_later_epoch_trains_the_same_way(pl, tmp_path, made):
+    class Later(pl.Callback):
+        def on_train_epoch_start(self, trainer, pl_module):
+            trainer.accumulate_grad_batches = 1 + 2 * trainer.current_epoch
+
+    plain = trained(pl, tmp_path, BATCHES, Later(), max_epochs=2)
+    model = trained(pl, tmp_path, BATCHES, Later(), advisor(swap=["replay"]), max_epochs=2)
+    assert result(tmp_path)["kept"] is True
+    assert made[0].replays > 2 * BATCHES - 20
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), plain.parameters(), strict=True))
 
 

@@ -18,8 +18,9 @@ class OnCpu:
 
     held_bytes = 0
 
-    def __init__(self, spoil: float = 0.0, adds_up: bool = False, launch_ns: float = 2.0) -> None:
-        self.adds_up, self._launch_ns = adds_up, launch_ns
+    def __init__(self, spoil: float = 0.0, adds_up: Any = False, launch_ns: float = 2.0) -> None:
+        self.adds_up = adds_up if callable(adds_up) else lambda: adds_up
+        self._launch_ns = launch_ns
         self.replays, self.recordings, self._spoil = 0, 0, spoil
         self.closed = False
 

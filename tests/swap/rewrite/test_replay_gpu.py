@@ -87,7 +87,7 @@ def test_gradients_of_several_batches_are_added_up(adds_up: bool) -> None:
             loop.losses.append(loss.detach())
         return loop
 
-    loop, expected = train(Loop(plain, adds_up=adds_up)), train(Loop(plain, replay=False))
+    loop, expected = train(Loop(plain, adds_up=lambda: adds_up)), train(Loop(plain, replay=False))
     assert loop.call.refused == ""
     assert loop.call.proven
     torch.testing.assert_close(loop.losses, expected.losses, rtol=1e-3, atol=1e-5)
@@ -115,7 +115,7 @@ def _rank(rank: int, ranks: int, folder: str) -> None:
     for views in (False, True):
         for every in (1, 2):
             for replay in (True, False):
-                loop = Loop(plain, replay, **({"adds_up": every > 1} if replay else {}))
+                loop = Loop(plain, replay, **({"adds_up": lambda every=every: every > 1} if replay else {}))
                 ddp = nn.parallel.DistributedDataParallel(Step(loop), [rank], gradient_as_bucket_view=views)
                 for i in range(40):
                     x = torch.randn(32, 64, generator=torch.Generator().manual_seed(100 * rank + i)).cuda()
