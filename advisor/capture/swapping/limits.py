@@ -40,8 +40,15 @@ def why_no_replay(trainer: Any, module: Any) -> str:
     return ""
 
 
-def adds_up(trainer: Any) -> bool:
-    """Whether gradients of several batches are added up, now or in an epoch to come."""
+def adds_up(held: Callable[[], Any]) -> bool:
+    """Whether gradients of several batches are added up, now or in an epoch to come.
+
+    Args:
+        held: gives the Trainer while there is one: a graph that was recorded of it may outlive it.
+    """
+    trainer = held()
+    if trainer is None:
+        return False
     schedules = (getattr(c, "going_to_accumulate_grad_batches", None) for c in trainer.callbacks)
     return trainer.accumulate_grad_batches > 1 or any(will() for will in schedules if will is not None)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -133,7 +134,7 @@ def begin(
         patterns=not left,
         inner=compiler,
         replay=not unreplayed,
-        adds_up=partial(adds_up, trainer),
+        adds_up=partial(adds_up, weakref.ref(trainer)),
     )
     return Swapping(
         trainer,

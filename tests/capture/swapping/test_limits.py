@@ -32,6 +32,7 @@ def test_several_ranks_are_where_only_their_gradients_are_exchanged(base):
 
 def test_gradients_are_added_up_now_or_in_an_epoch_to_come(pl):
     schedule = pl.callbacks.GradientAccumulationScheduler
-    assert not adds_up(trainer(callbacks=[schedule({0: 1}), pl.Callback()]))
-    assert adds_up(trainer(callbacks=[schedule({0: 1, 4: 2})]))
-    assert adds_up(trainer(accumulate=2))
+    assert not adds_up(lambda: trainer(callbacks=[schedule({0: 1}), pl.Callback()]))
+    assert adds_up(lambda: trainer(callbacks=[schedule({0: 1, 4: 2})]))
+    assert adds_up(lambda: trainer(accumulate=2))
+    assert not adds_up(lambda: None)

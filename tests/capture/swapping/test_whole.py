@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import pytest
 import torch
 
@@ -202,3 +205,17 @@ def test_of_several_ranks_the_first_measures(pl, tmp_path, made, monkeypatch, fi
     plain, swapped = (torch.load(tmp_path / f"{n}.ckpt", weights_only=False) for n in ("plain", "swapped"))
     for name, value in swapped["state_dict"].items():
         torch.testing.assert_close(value, plain["state_dict"][name], rtol=1e-3, atol=1e-5)
+
+
+def test_nothing_of_the_run_is_held_once_it_has_ended(pl, tmp_path, made):
+    callback = advisor(swap=["replay"])
+    trainer = make_trainer(pl, tmp_path, callback)
+    trainer.fit(make_model(pl), rows(BATCHES))
+    assert made[0].replays
+    made.clear()
+    for name in ("log", "log_dict"):  # Lightning's own, bound to the module
+        vars(callback).pop(name, None)
+    held = weakref.ref(trainer)
+    del trainer
+    gc.collect()
+    assert held() is None
