@@ -205,6 +205,16 @@ class CudaRecorder:
             here.wait_stream(self._stream)
 
 
+def give_back(values: Sequence[object]) -> None:
+    """Let go of the device's memory that is cached, once what took more of it than the loop's steps is over.
+
+    Args:
+        values: tensors among them are on the device.
+    """
+    if any(isinstance(value, Tensor) and value.is_cuda for value in values):
+        torch.cuda.empty_cache()
+
+
 _recorders: weakref.WeakSet[CudaRecorder] = weakref.WeakSet()
 
 

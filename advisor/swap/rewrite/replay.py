@@ -26,7 +26,7 @@ from advisor.swap.guard import kept_state
 from .alike import Differs, alike, hold_against, results_of
 from .facts import fake
 from .ops import function_name
-from .record import Recorder, Unrecordable
+from .record import Recorder, Unrecordable, give_back
 from .recording import Recording
 from .written import put_back, written_alike, written_by
 
@@ -80,6 +80,8 @@ class Replayer:
         self._written: list[int] = []
         self._recording: Recording | None = None
         self._unlike = 0
+        #: Whether something took memory that steps do not.
+        self._spent = False
 
     def __call__(self, *args: Any) -> Any:
         """The call's result."""
@@ -97,6 +99,9 @@ class Replayer:
                 if error.rewritten and self._original is not None:
                     self._call = self._original
             ready = False
+        if self._spent:  # by now, what failed is let go of
+            self._spent = False
+            give_back(args)
         if not ready:
             return self._call(*args)
         assert self._recording is not None
@@ -121,7 +126,7 @@ class Replayer:
         if self._recording is None:
             assert self._before is not None
             fixed = [a is b for a, b in zip(args, self._before, strict=True)]
-            self._before = None
+            self._before, self._spent = None, True
             if not all(fixed[i] for i in self._written):
                 raise Unrecordable("it writes to what it is given")
             if self._original is not None:
@@ -165,6 +170,7 @@ class Replayer:
 
     def _prove(self, recording: Recording, args: Sequence[Any]) -> list[Tensor | None]:
         """That it gives what the call gives; gives the gradients that it began its backward with."""
+        self._spent = True
         devices = {a.device for a in args if isinstance(a, Tensor)}
         with self._unwritten(args) as written:
             outputs, expected = results_of(self._call, args)

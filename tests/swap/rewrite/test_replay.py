@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import pytest
@@ -604,3 +605,33 @@ def test_a_parameter_that_the_call_holds_and_is_not_given_is_not_left_without_a_
         loop.step(i)
     assert "it differentiates a tensor of shape (3,) that it is not given" in loop.step_call.refused
     assert own.grad is not None
+
+
+def test_memory_that_a_recording_took_is_given_back_once_that_was_given_up(monkeypatch) -> None:
+    class TooLarge(OnCpu):
+        def record(self, forward: Any, backward: Any, replaced_bytes: int = 0) -> Recorded:
+            found = super().record(forward, backward)  # held by this frame, and that by what is raised
+            made.append(weakref.ref(found.gradients[0]))
+            raise Unrecordable("it is too large")
+
+    made: list[Any] = []
+    # GIVEN what takes note of whether the recording is still held when memory is given back
+    alive: list[bool] = []
+    monkeypatch.setattr(
+        "advisor.swap.rewrite.replay.give_back", lambda args: alive.extend(ref() is not None for ref in made)
+    )
+    loop = Loop(TooLarge())
+    for i in range(4):
+        loop.step(i)
+    assert loop.step_call.refused == "it is too large"
+    assert alive == [False]
+
+
+def test_memory_is_given_back_after_each_check_and_at_no_other_step(monkeypatch) -> None:
+    given: list[int] = []
+    loop = Loop()
+    monkeypatch.setattr("advisor.swap.rewrite.replay.give_back", lambda args: given.append(len(loop.losses)))
+    for i in range(20):
+        loop.step(i)
+    # THEN it was after recording, the first proof, and before the replays 1, 2 and 13
+    assert given == [1, 2, 3, 4, 15]
