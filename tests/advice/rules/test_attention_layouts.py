@@ -7,7 +7,7 @@ from advisor.advice.finding import Advised
 from advisor.advice.rule import find_rule
 from advisor.roofline.analysis import analyse_timeline
 from tests.advice.rules.models import BF16, Op, ask, build, op
-from tests.trace.builder import MAIN
+from tests.trace.builder import BACKWARD, MAIN
 
 #: (batch, heads, tokens, head dimension), and strides with heads or with tokens outside of the other.
 HEADS = [8, 12, 1024, 64]
@@ -129,6 +129,19 @@ def test_the_first_layout_may_lie_in_a_step_that_is_not_counted():
     (advice,) = advise(analyse_timeline(built.join()), [find_rule("attention.layouts")]).advice
     assert "from 1 of 1 call a step" in advice.finding.title
     assert advice.finding.evidence[1].startswith(f"0 calls a step with gradients of strides {TOKENS_OUTSIDE}")
+
+
+def test_each_thread_keeps_plans_of_its_own():
+    # GIVEN the one odd gradient of each step on a thread of its own, as that of another device has
+    built = build(attention(HEADS_OUTSIDE), attention(TOKENS_OUTSIDE))
+    on_host = [event for event in built.events if event["tid"] == BACKWARD]
+    engine = [event for event in on_host if event["name"].startswith("autograd::engine::")]
+    for outer in engine[1::2]:
+        end = outer["ts"] + outer["dur"]
+        for event in on_host:
+            if outer["ts"] <= event["ts"] < end:
+                event["tid"] = BACKWARD + 1
+    assert advise(analyse_timeline(built.join()), [find_rule("attention.layouts")]).passed
 
 
 def test_one_layout_passes():
