@@ -16,12 +16,16 @@ from ._launch import LaunchTable
 from ._math import activation, activation_gradient, at_once, sum_as_eager
 from ._norm_stream import AVAILABLE, WIDTH
 
-#: Size: columns. As `_norm_stream.STREAM`; CHAIN as in the table of `bias_act_norm`'s backward.
+#: Size: columns. As `_norm_stream.STREAM`.
 STREAM = LaunchTable(
     "bias_act_norm_backward_stream",
     {
         "default": [(None, {"num_warps": 0})],
-        "interpreter": [(None, {"num_warps": 0, "STAGES": 3, "programs_per_sm": 1, "CHAIN": 0})],
+        "sm_90": [
+            (4096, {"num_warps": 0}),
+            (None, {"num_warps": 16, "STAGES": 2, "programs_per_sm": 1, "maxnreg": 128}),
+        ],
+        "interpreter": [(None, {"num_warps": 0, "STAGES": 3, "programs_per_sm": 1})],
     },
 )
 
@@ -132,6 +136,6 @@ def backward_stream(
     partial = torch.empty(programs, parts, n_cols, dtype=torch.float32, device=x.device)
     bias_act_norm_backward_stream_kernel[(programs,)](
         dy, x, bias, weight, stats, dx, partial, dy.stride(0), x.stride(0), n_rows,
-        ACT=name, ROUGH=rough * (1 + params.pop("CHAIN", 0)), PARTS=parts, N=n_cols, WIDTH=WIDTH, **params,
+        ACT=name, ROUGH=int(rough), PARTS=parts, N=n_cols, WIDTH=WIDTH, **params,
     )  # fmt: skip
     return partial

@@ -26,7 +26,7 @@ LOSS = LaunchTable(
         "sm_90": [
             (1024, {"BLOCK": 1024, "num_warps": 4, "maxnreg": 40}),
             (8192, {"BLOCK": 2048, "num_warps": 8, "maxnreg": 40}),
-            (None, {"BLOCK": 4096, "num_warps": 4, "maxnreg": 64}),
+            (None, {"BLOCK": 4096, "num_warps": 4, "maxnreg": 64, "KEPT": 1}),
         ],
         "interpreter": [(None, {"BLOCK": 512, "num_warps": 1, "KEPT": 1})],
     },

@@ -35,7 +35,6 @@ _FORWARD: list[Row] = [
     (512, {"ROWS": 4, "num_warps": 4}),
     (1024, {"ROWS": 2, "num_warps": 4}),
     (2048, {"ROWS": 1, "num_warps": 4}),
-    (8192, {"ROWS": 1, "num_warps": 8}),
 ]
 _BACKWARD: list[Row] = [
     (128, {"ROWS": 8, "num_warps": 4, "STAGES": 2, "programs_per_sm": 4, "SUMMED": 2}),
@@ -48,25 +47,27 @@ _BACKWARD: list[Row] = [
 ]
 
 #: Size: columns, rounded up to a power of two. JOIN: warps that share a row wait for each other once. EARLY:
-#: weights are loaded with the row, not when they are needed. ONCE, STREAM: what is read, or written, leaves
-#: the cache before anything else.
+#: weights are loaded with the row, not when they are needed, of RMSNorm alone: LayerNorm loses by it.
 FORWARD = LaunchTable(
     "norm_forward",
     {
         "default": [
             *_FORWARD,
+            (8192, {"ROWS": 1, "num_warps": 8}),
             (16384, {"ROWS": 1, "num_warps": 16}),
             (None, {"ROWS": 1, "num_warps": 32}),
         ],
         # With 64 registers a thread a multiprocessor holds two such programs, and one loads while one counts.
         "sm_90": [
             *_FORWARD,
-            (16384, {"ROWS": 1, "num_warps": 16, "JOIN": 1, "maxnreg": 64}),
+            (4096, {"ROWS": 1, "num_warps": 8, "EARLY": 1}),
+            (8192, {"ROWS": 1, "num_warps": 8}),
+            (16384, {"ROWS": 1, "num_warps": 16, "JOIN": 1, "EARLY": 1, "maxnreg": 64}),
             (None, {"ROWS": 1, "num_warps": 32, "JOIN": 1}),
         ],
         "interpreter": [
             (256, {"ROWS": 4, "num_warps": 1}),
-            (None, {"ROWS": 1, "num_warps": 1, "EARLY": 1, "ONCE": 1, "STREAM": 1}),
+            (None, {"ROWS": 1, "num_warps": 1, "EARLY": 1}),
         ],
     },
 )
@@ -108,18 +109,15 @@ def _norm_forward_kernel(
     n_rows, n_cols, eps, offset, scale,
     IS_RMS: tl.constexpr, ROUND: tl.constexpr, THRESHOLD: tl.constexpr,
     FULL: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, SHARES: tl.constexpr, CHUNK: tl.constexpr,
-    EARLY: tl.constexpr, ONCE: tl.constexpr, STREAM: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     cols = tl.arange(0, BLOCK)
     mask = tile_mask(rows, cols, n_rows, n_cols, FULL)
     row = rows.to(tl.int64)[:, None]
-    x = load_tile(x_ptr + row * x_stride + cols[None, :], mask, ROWS, FULL, ONCE)
-    if EARLY:
-        if w_ptr is not None:
-            w = load_vector(w_ptr, cols, n_cols, FULL)
-        if b_ptr is not None:
-            b = load_vector(b_ptr, cols, n_cols, FULL)
+    x = load_tile(x_ptr + row * x_stride + cols[None, :], mask, ROWS, FULL)
+    if EARLY and w_ptr is not None:
+        w = load_vector(w_ptr, cols, n_cols, FULL)
     z = widened(x)
     if residual_ptr is not None:
         residual = load_tile(residual_ptr + row * residual_stride + cols[None, :], mask, ROWS, FULL)
@@ -142,10 +140,8 @@ def _norm_forward_kernel(
             w = load_vector(w_ptr, cols, n_cols, FULL)
         y *= widened(w) + offset
     if b_ptr is not None:
-        if not EARLY:
-            b = load_vector(b_ptr, cols, n_cols, FULL)
-        y += widened(b)
-    store_tile(y_ptr + row * n_cols + cols[None, :], y, mask, ROWS, FULL, STREAM)
+        y += widened(load_vector(b_ptr, cols, n_cols, FULL))
+    store_tile(y_ptr + row * n_cols + cols[None, :], y, mask, ROWS, FULL)
 
 
 @triton.jit
@@ -250,7 +246,7 @@ def launch_forward(
     block = max(next_power_of_2(n_cols), 8)
     params = dict(FORWARD.pick(block, x.device))
     shared = shares(params.pop("JOIN", 0), block, params["ROWS"], params["num_warps"], rows)
-    params = {"EARLY": 0, "ONCE": 0, "STREAM": 0} | params
+    params["EARLY"] = params.get("EARLY", 0) * (is_rms and residual is None)
     _norm_forward_kernel[(cdiv(n_rows, params["ROWS"]),)](
         rows, other, seed, weight, bias, y, total, stats, rows.stride(0), _row_stride(other),
         n_rows, n_cols, eps, offset, keep_scale(p),

@@ -29,11 +29,17 @@ except ImportError:
 #: Columns of a thread in one piece, 16 bytes.
 WIDTH = 8
 
-#: Size: columns. With 0 warps rows are not for this kernel. STAGES: rows that there are buffers for.
+#: Size: columns. With 0 warps rows are not for this kernel, which on Hopper loses where the others' sums fit
+#: into registers. STAGES: rows that there are buffers for.
 STREAM = LaunchTable(
     "norm_backward_stream",
     {
         "default": [(None, {"num_warps": 0})],
+        "sm_90": [
+            (8192, {"num_warps": 0}),
+            (16384, {"num_warps": 32, "STAGES": 3, "programs_per_sm": 1}),
+            (None, {"num_warps": 0}),
+        ],
         "interpreter": [(None, {"num_warps": 0, "STAGES": 3, "programs_per_sm": 1})],
     },
 )

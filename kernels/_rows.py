@@ -32,17 +32,9 @@ def tile_mask(rows, cols, n_rows, n_cols, FULL: tl.constexpr):
 
 
 @triton.jit
-def load_tile(ptrs, mask, ROWS: tl.constexpr, FULL: tl.constexpr, ONCE: tl.constexpr = False):
-    """A tile as it is stored, 0 where nothing exists. A whole row needs no mask, nor zeros to begin with.
-
-    ONCE: what is loaded leaves the cache before anything else.
-    """
-    POLICY: tl.constexpr = "evict_first" if ONCE else ""
-    if FULL and ROWS == 1:
-        x = tl.load(ptrs, eviction_policy=POLICY)
-    else:
-        x = tl.load(ptrs, mask=mask, other=0.0, eviction_policy=POLICY)
-    return x
+def load_tile(ptrs, mask, ROWS: tl.constexpr, FULL: tl.constexpr):
+    """A tile as it is stored, 0 where nothing exists. A whole row needs no mask, nor zeros to begin with."""
+    return tl.load(ptrs) if FULL and ROWS == 1 else tl.load(ptrs, mask=mask, other=0.0)
 
 
 @triton.jit

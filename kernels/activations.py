@@ -54,6 +54,15 @@ ELEMENTWISE = LaunchTable(
         "interpreter": [(None, {"BLOCK": 4096, "num_warps": 1})],
     },
 )
+#: Of gated ones; size: columns.
+GATED = LaunchTable(
+    "activations_gated",
+    {
+        "default": [(None, {"BLOCK": 2048, "num_warps": 4})],
+        "sm_90": [(None, {"BLOCK": 2048, "num_warps": 8})],
+        "interpreter": [(None, {"BLOCK": 4096, "num_warps": 1})],
+    },
+)
 #: Size: columns. Programs an SM: how many row groups are summed apart.
 BIAS_BACKWARD = LaunchTable(
     "activations_bias_backward",
@@ -156,8 +165,10 @@ def _gated_backward_kernel(
     tl.store(dup_ptr + row * dup_stride + start + at, dy * activation(gate, ACT), mask=mask)
 
 
-def _blocks(n_cols: int, device: torch.device) -> tuple[int, dict[str, int]]:
-    params = dict(ELEMENTWISE.pick(n_cols, device))
+def _blocks(
+    n_cols: int, device: torch.device, table: LaunchTable = ELEMENTWISE
+) -> tuple[int, dict[str, int]]:
+    params = dict(table.pick(n_cols, device))
     # A whole block per row where rows are short.
     params["BLOCK"] = min(params["BLOCK"], max(next_power_of_2(n_cols), 32))
     return cdiv(n_cols, params["BLOCK"]), params
@@ -256,7 +267,7 @@ def _launch_gated_forward(gate: Tensor, up: Tensor, y: Tensor, name: str) -> Non
     if not y.numel():
         return
     (g, u), n_rows, n_cols = _gated_launch_shape(gate, up)
-    blocks, params = _blocks(n_cols, y.device)
+    blocks, params = _blocks(n_cols, y.device, GATED)
     _gated_forward_kernel[(n_rows * blocks,)](
         g, u, y, g.stride(0), u.stride(0), n_cols, blocks, ACT=name, **params
     )
@@ -268,7 +279,7 @@ def _launch_gated_backward(
     if not dy.numel():
         return
     (g, u, dg, du), n_rows, n_cols = _gated_launch_shape(gate, up, dgate, dup)
-    blocks, params = _blocks(n_cols, dy.device)
+    blocks, params = _blocks(n_cols, dy.device, GATED)
     _gated_backward_kernel[(n_rows * blocks,)](
         dy.contiguous(), g, u, dg, du, g.stride(0), u.stride(0), dg.stride(0), du.stride(0),
         n_cols, blocks, ACT=name, **params,

@@ -104,7 +104,7 @@ BACKWARD = LaunchTable(
             (512, {"ROWS": 4, "num_warps": 4, "STAGES": 3, "programs_per_sm": 4}),
             (1024, {"ROWS": 2, "num_warps": 4, "STAGES": 3, "programs_per_sm": 3}),
             (2048, {"ROWS": 2, "num_warps": 4, "STAGES": 3, "programs_per_sm": 2}),
-            (4096, {"ROWS": 2, "num_warps": 8, "STAGES": 3, "programs_per_sm": 1}),
+            (4096, {"ROWS": 2, "num_warps": 8, "STAGES": 3, "programs_per_sm": 1, "CHAIN": 1}),
             (None, {"ROWS": 1, "num_warps": 32, "STAGES": 2, "programs_per_sm": 1}),
         ],
         "interpreter": [

@@ -38,7 +38,7 @@ FAMILY = Family(
 _WHOLE_ROW = 16384
 
 #: Size: columns. TILE: elements of a program that takes several short rows. JOIN: warps that share a row wait
-#: for each other once. ONCE, STREAM: what is read, or written, leaves the cache before anything else.
+#: for each other once.
 FORWARD = LaunchTable(
     "softmax_forward",
     {
@@ -59,7 +59,7 @@ FORWARD = LaunchTable(
         ],
         "interpreter": [
             (256, {"TILE": 2048, "num_warps": 1}),
-            (_WHOLE_ROW, {"TILE": 2048, "num_warps": 1, "ONCE": 1, "STREAM": 1}),
+            (_WHOLE_ROW, {"TILE": 2048, "num_warps": 1}),
             (None, {"TILE": 2048, "num_warps": 1}),
         ],
     },
@@ -82,7 +82,7 @@ BACKWARD = LaunchTable(
         ],
         "interpreter": [
             (256, {"TILE": 2048, "num_warps": 1}),
-            (_WHOLE_ROW, {"TILE": 2048, "num_warps": 1, "ONCE": 1, "STREAM": 1}),
+            (_WHOLE_ROW, {"TILE": 2048, "num_warps": 1}),
             (None, {"TILE": 2048, "num_warps": 1}),
         ],
     },
@@ -115,15 +115,15 @@ def _mask_rows(rows, size_1, size_2, stride_0, stride_1, stride_2):
 @triton.jit
 def _scores(
     x_ptrs, mask_ptrs, mask_stride, cols, limit, n_cols, scale, BOOL: tl.constexpr,
-    FULL: tl.constexpr = False, ONCE: tl.constexpr = False,
+    FULL: tl.constexpr = False,
 ):  # fmt: skip
     """z in fp32, -inf from each row's `limit` on; groups of 8 are loaded whole, so that loads are wide.
 
-    FULL: every row and column exists and is seen. ONCE: they leave the cache before anything else.
+    FULL: every row and column exists and is seen.
     """
     seen = (cols // 8 * 8 < limit) & (cols < n_cols)
     if FULL:
-        z = widened(tl.load(x_ptrs + cols, eviction_policy="evict_first" if ONCE else "")) * scale
+        z = widened(tl.load(x_ptrs + cols)) * scale
     else:
         z = widened(tl.load(x_ptrs + cols, mask=seen, other=0.0)) * scale
     if mask_ptrs is not None:
@@ -163,7 +163,7 @@ def _softmax_forward_kernel(
     x_ptr, mask_ptr, y_ptr, x_stride, n_rows, n_cols, scale, n_queries, diagonal,
     size_1, size_2, stride_0, stride_1, stride_2, stride_col,
     CAUSAL: tl.constexpr, BOOL: tl.constexpr, LOG: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
-    FULL: tl.constexpr, ONCE: tl.constexpr, STREAM: tl.constexpr, SHARES: tl.constexpr, CHUNK: tl.constexpr,
+    FULL: tl.constexpr, SHARES: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
     cols = tl.arange(0, BLOCK)[None, :]
@@ -172,7 +172,7 @@ def _softmax_forward_kernel(
     if mask_ptr is not None:
         mask_ptrs += _mask_rows(rows, size_1, size_2, stride_0, stride_1, stride_2)
     row = rows.to(tl.int64)
-    z = _scores(x_ptr + row * x_stride, mask_ptrs, stride_col, cols, limit, n_cols, scale, BOOL, FULL, ONCE)
+    z = _scores(x_ptr + row * x_stride, mask_ptrs, stride_col, cols, limit, n_cols, scale, BOOL, FULL)
     EXACT: tl.constexpr = y_ptr.dtype.element_ty == tl.float32
     if SHARES > 1 and not (LOG or EXACT):
         y = _shared_softmax(z, SHARES, CHUNK)
@@ -186,7 +186,7 @@ def _softmax_forward_kernel(
         total = _sum(e, 1, EXACT)[:, None]
         # One division a row is more exact than an approximate one an element, and fewer instructions.
         y = z - tl.log(total) if LOG else e * (tl.div_rn(1.0, total) if EXACT else reciprocal(total))
-    store_tile(y_ptr + row * n_cols + cols, y, (rows < n_rows) & (cols < n_cols), 1, FULL, STREAM)
+    store_tile(y_ptr + row * n_cols + cols, y, (rows < n_rows) & (cols < n_cols), 1, FULL)
 
 
 @triton.jit
@@ -243,7 +243,7 @@ def _gradient(dy, y, total, scale, BLOCKED: tl.constexpr, LOG: tl.constexpr, EXA
 def _softmax_backward_kernel(
     dy_ptr, y_ptr, dx_ptr, n_rows, n_cols, scale, n_queries, diagonal,
     CAUSAL: tl.constexpr, BLOCKED: tl.constexpr, LOG: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
-    FULL: tl.constexpr, ONCE: tl.constexpr, STREAM: tl.constexpr,
+    FULL: tl.constexpr,
 ):  # fmt: skip
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
     cols = tl.arange(0, BLOCK)[None, :]
@@ -251,10 +251,9 @@ def _softmax_backward_kernel(
     # A row's place and then a column's, which is known at compile time: one address for all of a thread's.
     row = rows.to(tl.int64) * n_cols
     seen = (cols // 8 * 8 < limit) & (cols < n_cols)
-    POLICY: tl.constexpr = "evict_first" if ONCE else ""
     if FULL:
-        y = tl.load(y_ptr + row + cols, eviction_policy=POLICY)
-        dy = tl.load(dy_ptr + row + cols, eviction_policy=POLICY)
+        y = tl.load(y_ptr + row + cols)
+        dy = tl.load(dy_ptr + row + cols)
     else:
         y = tl.load(y_ptr + row + cols, mask=seen, other=float("-inf") if LOG else 0.0)
         dy = tl.load(dy_ptr + row + cols, mask=seen, other=0.0)
@@ -266,7 +265,7 @@ def _softmax_backward_kernel(
     else:
         y, dy = widened(y), widened(dy)
     dx = _gradient(dy, y, total, scale, BLOCKED, LOG, EXACT)
-    store_tile(dx_ptr + row + cols, dx, (rows < n_rows) & (cols < n_cols), 1, FULL, STREAM)
+    store_tile(dx_ptr + row + cols, dx, (rows < n_rows) & (cols < n_cols), 1, FULL)
 
 
 @triton.jit
@@ -302,7 +301,6 @@ def _plan(table: LaunchTable, x: Tensor, causal: bool) -> tuple[bool, int, dict[
         return True, n_rows, params | {"BLOCK": tile, "ROWS": 1}
     block = max(next_power_of_2(n_cols), 8)
     rows = min(max(tile // block, 1), 64)
-    params = {"ONCE": 0, "STREAM": 0} | params
     params |= {"BLOCK": block, "ROWS": rows, "FULL": block == n_cols and n_rows % rows == 0 and not causal}
     return False, cdiv(n_rows, rows), params
 

@@ -1,7 +1,6 @@
 """Times ways and launch parameters of the weight-only products on this GPU, in both clocks.
 
     python -m benchmarks.kernels.tune_quant [--rows 1 16] [--budget-s 90] [--output FILE]
-    python -m benchmarks.kernels.tune_quant --further             one row of x: what may bring it nearer
 
 For each weight: every candidate row of the split kernel's table and, for one row of x, of the stream kernel's
 (`kernels/_quant_launch.py`), beside bf16's `F.linear` and PyTorch's packed product, all in turns. A
@@ -66,34 +65,10 @@ STREAM = [
     (16, 4, 2, 8, 128), (16, 4, 4, 8, 128), (16, 1, 1, 8, 64), (16, 2, 2, 16, 64), (32, 2, 2, 4, 128),
     (32, 4, 2, 8), (32, 4, 4, 8), (16, 2, 2, 4), (32, 4, 2, 4),
 ]  # fmt: skip
-STREAM_INT8 = [
-    (16, 2, 1, 4), (16, 2, 1, 8), (16, 1, 1, 8), (16, 2, 2, 8), (16, 2, 1, 16, 64), (32, 1, 1, 8, 128),
-]  # fmt: skip
-#: Of the stream kernel, its row first: more on its way than registers hold, asked for ahead as far as the L2
-#: cache or copied to shared memory. After the registers come steps ahead, bytes a thread asks for at once (0:
-#: in bulk), steps on their way to shared memory, whether loads go past the first cache, and when the next
-#: kernel may begin.
-FURTHER = [
-    (16, 4, 2, 4, 128, 0, 0, 0, 0, 0), (16, 4, 2, 4, 128, 4, 64, 0, 0, 0), (16, 1, 1, 8, 64, 8, 64, 0, 0, 0),
-    (16, 2, 2, 4, 128, 0, 0, 4, 0, 0), (16, 4, 2, 4, 128, 4, 0, 0, 0, 0), (16, 2, 2, 4, 80, 8, 64, 0, 0, 0),
-    (16, 1, 1, 8, 64, 8, 0, 0, 0, 0), (16, 2, 2, 4, 80, 8, 64, 0, 0, 2), (16, 1, 1, 4, 128, 0, 0, 8, 0, 0),
-    (16, 4, 2, 4, 128, 4, 32, 0, 0, 0), (16, 4, 2, 4, 128, 4, 128, 0, 0, 0),
-    (16, 2, 2, 8, 64, 4, 64, 0, 0, 0), (16, 4, 2, 8, 128, 2, 64, 0, 0, 0), (16, 4, 2, 4, 128, 1, 64, 0, 0, 0),
-    (16, 4, 2, 4, 128, 4, 64, 0, 1, 0), (16, 2, 2, 4, 128, 8, 64, 4, 0, 0), (16, 4, 2, 4, 128, 0, 0, 2, 0, 0),
-    (16, 2, 2, 4, 80, 8, 64, 0, 0, 1), (16, 2, 2, 4, 80, 8, 0, 0, 0, 0), (16, 2, 2, 4, 80, 2, 64, 0, 0, 0),
-    (32, 2, 2, 8, 128, 4, 64, 0, 0, 0), (16, 2, 2, 4, 128, 0, 0, 8, 0, 0),
-]  # fmt: skip
-FURTHER_INT8 = [
-    (16, 2, 1, 4, 128, 0, 0, 0, 0, 0), (16, 2, 1, 4, 128, 4, 64, 0, 0, 0), (16, 1, 1, 4, 128, 0, 0, 4, 0, 0),
-    (16, 2, 1, 4, 128, 4, 0, 0, 0, 0), (16, 1, 1, 8, 64, 4, 64, 0, 0, 0), (16, 1, 1, 4, 80, 8, 64, 0, 0, 0),
-    (16, 2, 1, 4, 128, 0, 0, 2, 0, 0), (16, 2, 1, 4, 128, 2, 64, 0, 0, 0),
-]  # fmt: skip
-FURTHER_WEIGHTS = [(8192, 8192, 4), (4096, 14336, 4), (8192, 8192, 8), (28672, 8192, 4), (4096, 4096, 4)]
-#: Of these candidates, by their places, calls on one set too, which the cache may hold: what is left then is
-#: no time of memory.
-FROM_CACHE = (0, 1, 2, 3)
 #: Out, columns and bits; the last for the cost of a call with next to nothing to do.
-WEIGHTS = [(8192, 8192, 4), (4096, 14336, 4), (4096, 4096, 4), (8192, 8192, 8), (8192, 128, 4)]
+WEIGHTS = [
+    (8192, 8192, 4), (4096, 14336, 4), (4096, 4096, 4), (28672, 8192, 4), (8192, 8192, 8), (8192, 128, 4)
+]  # fmt: skip
 #: Enough sets that the cache holds none when its turn comes again.
 SETS = 7
 #: Of the norm of the difference to the reference over that of the reference: bf16's rounding is 2e-3.
@@ -150,18 +125,9 @@ def trials(rows: int, bits: int) -> list[Trial]:
     """The candidates for so many rows of x and bits of W."""
     table, ways = ("quant_split_int8", SPLIT_INT8) if bits == 8 else ("quant_split", SPLIT)
     found = [_trial(table, "ROWS WARPS BLOCKS STAGES", each) for each in ways[rows > 1]]
-    if rows == 1:
-        table, values = ("quant_stream_int8", STREAM_INT8) if bits == 8 else ("quant_stream", STREAM)
-        found += [_trial(table, "ROWS AHEAD TOGETHER num_warps maxnreg", each) for each in values]
+    if rows == 1 and bits == 4:
+        found += [_trial("quant_stream", "ROWS AHEAD TOGETHER num_warps maxnreg", each) for each in STREAM]
     return found
-
-
-def further(bits: int) -> list[Trial]:
-    """The candidates of `FURTHER`; of int8 behind what the split kernel has."""
-    keys = "ROWS AHEAD TOGETHER num_warps maxnreg FETCH PIECE STAGES PAST_L1 OVERLAP"
-    if bits == 4:
-        return [_trial("quant_stream", keys, each) for each in FURTHER]
-    return [trials(1, 8)[0], *(_trial("quant_stream_int8", keys, each) for each in FURTHER_INT8)]
 
 
 def _trial(table: str, keys: str, values: Sequence[int]) -> Trial:
@@ -228,10 +194,9 @@ def right(candidates: Sequence[Trial], inputs: Given) -> Iterator[Trial]:
 
 
 def timed(
-    weight: tuple[int, int, int], rows: int, bytes_per_s: float, candidates: Sequence[Trial],
-    from_cache: Sequence[Trial] = (),
-) -> list[Timed]:  # fmt: skip
-    """All that compete at one weight, the fastest in a row first; `from_cache` on one set of inputs, too."""
+    weight: tuple[int, int, int], rows: int, bytes_per_s: float, candidates: Sequence[Trial], now: Trial
+) -> list[Timed]:
+    """All that compete at one weight, the fastest in a row first; `now` on one set of inputs, too."""
     inputs = given(*weight, rows)
     pairs = list(zip(inputs.xs, inputs.weights, strict=True))
     y = torch.empty_like(inputs.expected, dtype=torch.bfloat16)
@@ -239,9 +204,9 @@ def timed(
         str(trial): [partial(launched, trial, x, w, y) for x, w in pairs]
         for trial in right(candidates, inputs)
     }
-    for trial in from_cache:
-        if str(trial) in calls:
-            calls[f"in a row from the cache: {trial}"] = calls[str(trial)][:1] * len(pairs)
+    if str(now) in calls:
+        # What the cache may hold takes no time of memory: what is left is the kernel's own.
+        calls[f"in a row from the cache: {now}"] = calls[str(now)][:1] * len(pairs)
     calls["empty launch"] = [partial(torch.cuda._sleep, 0)] * len(pairs)
     for name, prepare in rivals(weight[2]).items():
         try:
@@ -277,12 +242,9 @@ def main() -> None:
     parser.add_argument("--budget-s", type=float, default=90.0, help="no weight begins after this")
     parser.add_argument("--jobs", type=int, default=14, help="processes that compile")
     parser.add_argument("--output", type=Path, help="JSON of all times")
-    parser.add_argument("--further", action="store_true", help="one row of x, the candidates of FURTHER")
     args = parser.parse_args()
     start = time.monotonic()
     asked = [(rows, weight, trials(rows, weight[2])) for rows in args.rows for weight in WEIGHTS]
-    if args.further:
-        asked = [(1, weight, further(weight[2])) for weight in FURTHER_WEIGHTS]
     # By columns, since how many rows W has calls for no other compilation.
     tasks = {(trial, rows, *w[1:]): (trial, rows, w) for rows, w, candidates in asked for trial in candidates}
     with multiprocessing.get_context("spawn").Pool(args.jobs) as pool:
@@ -296,11 +258,11 @@ def main() -> None:
             print(f"{rows} x {weight}: no time left", flush=True)
             continue
         print(f"{rows} row(s) of x, out, columns, bits {weight}: single, in a row", flush=True)
-        hot = [candidates[i] for i in FROM_CACHE] if args.further else []
-        found = timed(weight, rows, roof, candidates, hot)
+        now = next((c for c in candidates if c.table == "quant_stream"), candidates[0])
+        found = timed(weight, rows, roof, candidates, now)
         bf16 = next((entry for entry in found if entry.name == "eager_bf16"), None)
         results += map(asdict, found)
-        for entry in worth_a_line(found, str(candidates[0])):
+        for entry in worth_a_line(found, str(now)):
             single, row = f"{entry.ms:.4f} ({entry.share:4.0%})", f"{entry.in_a_row_ms:.4f}"
             ratios = f"{bf16.ms / entry.ms:.2f}x {bf16.in_a_row_ms / entry.in_a_row_ms:.2f}x" if bf16 else ""
             print(f"  {single}  {row} ({entry.in_a_row_share:4.0%})  {ratios}  {entry.name}", flush=True)

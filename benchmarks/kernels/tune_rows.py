@@ -67,91 +67,58 @@ def _rows(keys: str, *values: tuple[int, ...]) -> list[Row]:
     return [{k: v for k, v in row.items() if v} for row in rows]
 
 
-STREAMED = "num_warps STAGES programs_per_sm maxnreg CHAIN"
+STREAMED = "num_warps STAGES programs_per_sm maxnreg"
 BACKWARD = "ROWS num_warps STAGES programs_per_sm CHAIN maxnreg"
-FORWARD = "ROWS num_warps JOIN EARLY ONCE STREAM maxnreg"
-SOFTMAX = "TILE num_warps JOIN ONCE STREAM maxnreg"
-SOFTMAX_BACKWARD = "TILE num_warps ONCE STREAM maxnreg"
+FORWARD = "ROWS num_warps JOIN EARLY maxnreg"
+SOFTMAX = "TILE num_warps JOIN maxnreg"
 LOSS = _rows(
-    "BLOCK num_warps maxnreg KEPT", (4096, 4, 64), (4096, 8), (4096, 4, 64, 1), (4096, 8, 0, 1), (8192, 8, 64)
+    "BLOCK num_warps maxnreg KEPT", (4096, 4, 64, 1), (4096, 4, 64), (4096, 8), (4096, 8, 0, 1), (8192, 8, 64)
 )
+GATED = _rows("BLOCK num_warps", (2048, 8), (2048, 4), (1024, 4), (4096, 8), (1024, 2))
 NOT_SO: Row = {"num_warps": 0}
-LONG = [NOT_SO, *_rows(STREAMED, (16, 3, 1), (16, 2, 1), (8, 3, 1), (32, 3, 1))]
-MIDDLE = [NOT_SO, *_rows(STREAMED, (8, 3, 2, 128), (16, 3, 1), (8, 3, 1))]
-SHORT = [NOT_SO, *_rows(STREAMED, (8, 3, 2, 128), (4, 3, 3, 128), (8, 3, 3, 80))]
-FUSED = _rows(STREAMED, (8, 3, 2, 128), (8, 4, 2, 128), (8, 2, 2, 128), (16, 3, 1))
-ERF_STREAM = [FUSED[0], *_rows(STREAMED, (8, 3, 2, 128, 1), (16, 3, 1, 0, 1))]
-ERF = _rows(BACKWARD, (2, 8, 3, 1), (2, 8, 3, 1, 1), (2, 16, 3, 1), (2, 16, 3, 1, 1), (1, 16, 3, 1, 1))
-RMS = _rows(
-    FORWARD, (1, 8), (1, 8, 0, 1), (1, 8, 0, 1, 1), (1, 8, 0, 1, 1, 1), (1, 8, 0, 0, 0, 1),
-    (1, 4, 0, 1), (1, 16, 0, 1),
-)  # fmt: skip
+LONG = [*_rows(STREAMED, (32, 3, 1)), NOT_SO, *_rows(STREAMED, (16, 3, 1), (16, 2, 1), (8, 3, 1))]
+MIDDLE = [NOT_SO, *_rows(STREAMED, (8, 3, 2, 128), (16, 3, 1))]
+FUSED = [*_rows(STREAMED, (16, 2, 1, 128)), NOT_SO, *_rows(STREAMED, (16, 3, 1, 128), (32, 3, 1))]
+ERF = _rows(BACKWARD, (2, 8, 3, 1, 1), (2, 8, 3, 1), (2, 16, 3, 1), (2, 16, 3, 1, 1), (1, 16, 3, 1, 1))
+SHORT = _rows(FORWARD, (1, 8, 0, 1), (1, 8), (1, 4, 0, 1), (1, 16, 0, 1))
 LONG_FORWARD = _rows(
-    FORWARD, (1, 16, 1, 0, 0, 0, 64), (1, 16, 1, 1, 0, 0, 64), (1, 16, 1, 0, 1, 0, 64),
-    (1, 16, 1, 0, 1, 1, 64), (1, 8, 1), (1, 8, 1, 1), (1, 32, 1, 1, 0, 0, 32),
-)  # fmt: skip
+    FORWARD, (1, 16, 1, 1, 64), (1, 16, 1, 0, 64), (1, 8, 1), (1, 8, 1, 1), (1, 32, 1, 1, 32)
+)
 
 TRIALS = [
     Trial("norm", "norm_backward_stream", "layer_norm 4096x16384 backward", LONG),
     Trial("norm", "norm_backward_stream", "rms_norm 4096x16384 backward", LONG),
     Trial(
         "softmax", "softmax_backward", "softmax 8192x16384 forward+backward",
-        _rows(
-            SOFTMAX_BACKWARD, (1, 16, 0, 0, 64), (1, 16, 1, 0, 64), (1, 16, 0, 1, 64), (1, 16, 1, 1, 64),
-            (1, 32), (1, 8, 0, 0, 128),
-        ),
+        _rows("TILE num_warps maxnreg", (1, 16, 64), (1, 32), (1, 8, 128)),
     ),
     Trial("bias_act_norm", "bias_act_norm_backward", "bias_gelu_layer_norm 16384x4096 backward", ERF),
-    *(
-        Trial("bias_act_norm", "bias_act_norm_backward_stream", f"bias_gelu{case} backward", [NOT_SO, *rows])
-        for case, rows in (
-            ("_tanh_layer_norm 16384x4096", FUSED),
-            ("_layer_norm 16384x4096", ERF_STREAM),
-            (
-                "_tanh_layer_norm 65536x1024",
-                _rows(STREAMED, (4, 3, 7, 72), (2, 3, 8, 128), (4, 3, 5), (4, 4, 7, 72), (4, 3, 8, 64)),
-            ),
-            ("_tanh_layer_norm 8192x8192", _rows(STREAMED, (16, 3, 1, 128), (16, 2, 1, 128), (32, 3, 1))),
-            ("_tanh_layer_norm 32768x2048", _rows(STREAMED, (8, 3, 3, 80), (4, 3, 4, 128), (8, 3, 2))),
-        )
+    Trial(
+        "bias_act_norm", "bias_act_norm_backward_stream", "bias_gelu_tanh_layer_norm 8192x8192 backward",
+        FUSED,
     ),
-    Trial("norm", "norm_forward", "rms_norm 16384x4096 forward", RMS),
+    Trial("norm", "norm_forward", "rms_norm 16384x4096 forward", SHORT),
     Trial(
         "softmax", "softmax_forward", "softmax 16384x4096 forward",
-        _rows(
-            SOFTMAX, (4096, 4, 1), (4096, 4, 1, 1), (4096, 4, 1, 0, 1), (4096, 4, 1, 1, 1), (4096, 8),
-            (4096, 8, 0, 1, 1), (4096, 16),
-        ),
+        _rows(SOFTMAX, (4096, 4, 1), (4096, 8), (4096, 16)),
     ),
     Trial("norm", "norm_forward", "rms_norm 4096x16384 forward", LONG_FORWARD),
     Trial(
         "softmax", "softmax_backward", "softmax 16384x4096 forward+backward",
-        _rows(
-            SOFTMAX_BACKWARD, (4096, 8), (4096, 8, 1), (4096, 8, 0, 1), (4096, 8, 1, 1), (4096, 4),
-            (4096, 16),
-        ),
+        _rows("TILE num_warps maxnreg", (4096, 8), (4096, 4), (4096, 16)),
     ),
     Trial("cross_entropy", "cross_entropy_loss", "cross_entropy 8192x50257 forward", LOSS),
     Trial("cross_entropy", "cross_entropy_loss", "cross_entropy 8192x50304 forward", LOSS),
-    Trial("norm", "norm_forward", "layer_norm 4096x16384 forward", LONG_FORWARD),
     Trial(
         "bias_act_norm", "bias_act_norm_forward", "bias_gelu_layer_norm 16384x4096 forward",
         _rows(
             "ROWS num_warps JOIN STREAM maxnreg", (1, 4, 1, 1), (1, 4, 1), (1, 4, 1, 1, 64), (1, 4, 1, 1, 80)
         ),
     ),
-    Trial("norm", "norm_forward", "layer_norm 16384x4096 forward", RMS),
     Trial("norm", "norm_backward_stream", "layer_norm 16384x8192 backward", MIDDLE),
     Trial("norm", "norm_backward_stream", "rms_norm 16384x8192 backward", MIDDLE),
-    Trial("norm", "norm_backward_stream", "layer_norm 16384x4096 backward", SHORT),
-    Trial(
-        "activations", "activations_elementwise", "swiglu 16384x11008 forward",
-        _rows("BLOCK num_warps", (2048, 4), (1024, 4), (2048, 8), (4096, 8), (1024, 2)),
-    ),
-    Trial(
-        "activations", "activations_elementwise", "swiglu 16384x11008 forward+backward",
-        _rows("BLOCK num_warps", (2048, 4), (1024, 4), (2048, 8), (4096, 8), (1024, 2)),
-    ),
+    Trial("activations", "activations_gated", "swiglu 16384x11008 forward", GATED),
+    Trial("activations", "activations_gated", "swiglu 16384x11008 forward+backward", GATED),
 ]  # fmt: skip
 
 

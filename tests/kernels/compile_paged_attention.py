@@ -26,7 +26,7 @@ def main() -> None:
         table = torch.empty(batch, width, dtype=torch.int32)
         lens = torch.empty(batch, dtype=torch.int32)
         ops.paged_attention_op(q, cache, cache, table, lens, None, None, None, 0.1, 0.0, -1, longest, -1)
-    assert ops.split_count(8, 132 * 3, 2048 // 64) == 16
+    assert ops.split_count(8, 132 * 2, 2048 // 64) == 16
     ops.write_to_cache_op(q[:, 0, :8], q[:, 0, 8:16], cache, cache, lens, None, None)
     for ptx, (name, _, _) in compiled.kernels.items():
         registers, spilled = aot._assembled(ptx, 90)

@@ -34,10 +34,8 @@ def main() -> None:
         matrix = ptx.count("mma.sync") + ptx.count("wgmma.mma_async")
         copies = ptx.count("cp.async.cg.shared.global")
         loads = len(re.findall(r"ld\.global[\w.:]*\.v4\.b32", ptx))
-        x_rows = found.get("X_ROWS", 1)
-        print(
-            name, found["BITS"], x_rows, spilled, matrix, copies, kernel.metadata.shared, loads, registers
-        )  # fmt: skip
+        bits, x_rows = found.get("BITS", 4), found.get("X_ROWS", 1)
+        print(name, bits, x_rows, spilled, matrix, copies, kernel.metadata.shared, loads, registers)
 
 
 def stream() -> None:
@@ -47,14 +45,12 @@ def stream() -> None:
 
     if not _quant_stream.AVAILABLE:
         return
-    for bits, group, zeros, scales in (
-        (4, 128, False, torch.bfloat16), (4, 32, True, torch.float32), (8, 8192, False, torch.bfloat16),
-    ):  # fmt: skip
+    for group, zeros, scales in ((128, False, torch.bfloat16), (32, True, torch.float32)):
         x, y = (torch.empty(1, 8192, dtype=torch.bfloat16) for _ in range(2))
-        packed = torch.empty(8192, 256 * bits, dtype=torch.int32)
+        packed = torch.empty(8192, 1024, dtype=torch.int32)
         scale = torch.empty(8192 // group, 8192, dtype=scales)
         zero = torch.empty(scale.shape, dtype=torch.uint8) if zeros else None
-        launches.launch_stream(x, packed, scale, zero, None, y, bits)
+        launches.launch_stream(x, packed, scale, zero, None, y, 4)
 
 
 if __name__ == "__main__":

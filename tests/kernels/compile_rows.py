@@ -21,11 +21,11 @@ def main() -> None:
     softmax.gradient_op(x, x, 1.0, False, 0, False, False, torch.bfloat16)
     if norms.AVAILABLE:
         for is_rms in (False, True):
-            row = {"num_warps": 16, "STAGES": 3, "programs_per_sm": 1}
+            row = dict(norms.STREAM.rows["sm_90"][1][1])
             norms.backward_stream(x, x, w, stats, x, 0.0, is_rms, False, 2 - is_rms, row)
-        x, w, stats = rows(4096)
+        x, w, stats = rows(8192)
         for name in ("gelu", "gelu_tanh"):
-            row = {"num_warps": 8, "STAGES": 3, "programs_per_sm": 2}
+            row = dict(fused.STREAM.rows["sm_90"][1][1])
             fused.backward_stream(x, x, w, w, stats, x, name, True, 3, row)
     for ptx, (name, kernel, _) in compiled.kernels.items():
         registers, spilled = aot._assembled(ptx, 90)

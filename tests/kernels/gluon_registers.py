@@ -111,27 +111,6 @@ def product(a, b, acc):
     return value(a @ b + acc.as_subclass(torch.Tensor))
 
 
-class Copies:
-    """Copies to shared memory that are under way until they are waited for."""
-
-    def __init__(self):
-        self.groups = [[]]
-
-    def async_copy_global_to_shared(self, smem, pointer, mask):
-        assert smem.values.shape == torch.broadcast_shapes(pointer.at.shape, mask.shape)
-        # Nothing may be read from where something is on its way to.
-        smem.values.fill_(RUBBISH)
-        self.groups[-1].append((smem, load(pointer, mask)))
-
-    def commit_group(self):
-        self.groups.append([])
-
-    def wait_group(self, num_outstanding):
-        while len(self.groups) - 1 > num_outstanding:
-            for smem, values in self.groups.pop(0):
-                smem.values.copy_(values)
-
-
 class _Language:
     """What the kernel names of Gluon, layouts as nothing."""
 
@@ -178,8 +157,7 @@ class Kernel:
         self.function, self.language = function, language
 
     def __getitem__(self, grid):
-        def launch(*arguments, maxnreg=None, launch_pdl=False, **constants):
-            assert launch_pdl == bool(constants.get("OVERLAP"))
+        def launch(*arguments, maxnreg=None, **constants):
             given = [Address.to_tensor(x) if isinstance(x, torch.Tensor) else x for x in arguments]
             for program in range(grid[0]):
                 self.language.program = [program]
@@ -189,28 +167,13 @@ class Kernel:
 
 
 def install(monkeypatch, module):
-    """Until the test ends, the module's kernel runs here.
-
-    Returns:
-        A list that grows by what is asked for ahead: a storage, places in it, and bytes from each on or None.
-    """
+    """Until the test ends, the module's kernel runs here."""
     from triton.experimental.gluon._runtime import GluonJITFunction
 
-    language, asked = _Language(), []
-
-    def fetch(at, mask, pack):
-        places, mask = at.places(mask)
-        asked.append((at.storage, places[mask], None))
-
-    def fetch_bulk(at, size, mask):
-        places, mask = at.places(mask)
-        asked.append((at.storage, places[mask], torch.broadcast_to(size, mask.shape)[mask]))
-
+    language = _Language()
     replaced = {
-        "gl": language, "async_copy": Copies(), "mma_v2": product, "centred_element": element, "_bits": bits,
+        "gl": language, "mma_v2": product, "centred_element": element, "_bits": bits,
         "_in_order": lambda x: None, "_barrier": lambda: None,
-        "_words": lambda at, mask, past_l1: load(at, mask), "_fetch": fetch, "_fetch_bulk": fetch_bulk,
-        "_let_next_begin": lambda: None, "_await_previous": lambda: None,
         **dict.fromkeys(("_w_layout", "_x_layout", "_copy_layout"), lambda *sizes: None),
     }  # fmt: skip
     for name, given in list(vars(module).items()):
@@ -221,4 +184,3 @@ def install(monkeypatch, module):
             monkeypatch.setattr(module, name, runs)
     # Loop counters are values, not Python's integers.
     monkeypatch.setattr(module, "range", lambda n: map(value, range(int(n))), raising=False)
-    return asked

@@ -85,7 +85,7 @@ def test_other_rows_are_left_to_the_other_kernels(streamed, x, weight):
 @pytest.mark.gpu
 @pytest.mark.quick
 @pytest.mark.skipif(INTERPRETED or not torch.cuda.is_available(), reason="no GPU, or interpreted")
-@pytest.mark.parametrize(("warps", "programs"), [(16, 1), (8, 2)])
+@pytest.mark.parametrize(("warps", "programs"), [(32, 1), (16, 1), (8, 2)])
 @pytest.mark.parametrize("columns", [8192, 16384])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_norms_on_a_gpu_match_exact_gradients(monkeypatch, dtype, columns, warps, programs):
@@ -119,10 +119,10 @@ def test_rows_of_16_bits_compile_for_hopper_to_as_many_programs_as_their_tables_
     assert done.returncode == 0, done.stderr[-2000:]
     lines = [line.split() for line in done.stdout.splitlines()]
     programs = {"_softmax_backward_kernel": 2, "norm_backward_stream_kernel": 1}
-    programs["bias_act_norm_backward_stream_kernel"] = 2
+    programs["bias_act_norm_backward_stream_kernel"] = 1
     assert {name for name, *_ in lines} == programs.keys()
     for name, warps, registers, spilled, shared in lines:
-        assert int(spilled) <= 32, f"{name} spills {spilled} bytes"
+        assert int(spilled) <= 48, f"{name} spills {spilled} bytes"
         assert programs[name] * int(warps) * 32 * int(registers) <= 1 << 16
         # A program's own kibibyte comes on top of what it asks for.
         assert programs[name] * (int(shared) + 1024) <= 228 << 10
