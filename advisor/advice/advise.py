@@ -39,8 +39,13 @@ def advise(analysis: Analysis, rules: Sequence[Rule] | None = None) -> Advised:
         found.advice.extend(kept)
         if not kept:
             found.passed.append(one.id)
-    found.advice.sort(key=lambda a: (-(a.saving.likely_ns if a.saving else 0.0), a.rule))
+    found.advice.sort(key=_rank)
     return replace(found, together=_together(found.advice, loop))
+
+
+def _rank(advice: Advice) -> tuple[bool, float, str]:
+    """What comes first: wrong results, then the largest likely saving."""
+    return (not advice.finding.wrong, -(advice.saving.likely_ns if advice.saving else 0.0), advice.rule)
 
 
 def saving_of(edits: Sequence[Edit], replay: Replay) -> Saving:
@@ -85,6 +90,8 @@ def _together(advice: Sequence[Advice], loop: Loop) -> tuple[Saving, list[str]] 
     rules: list[str] = []
     step_ns = loop.step_ns
     for one in advice:
+        if one.finding.wrong:
+            continue
         if len(rules) == TOGETHER or one.saving is None or one.saving.likely_ns <= worth:
             break
         with_it = [*edits, *one.finding.edits]

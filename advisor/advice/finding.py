@@ -33,6 +33,7 @@ class Finding:
             ``heuristic``.
         swap: kind of `advisor.swap` that makes the change by itself, or None.
         note: what a reader should know of the saving: why it is nothing, say.
+        wrong: what the loop computes is not what it is meant to; such findings come before all others.
     """
 
     title: str
@@ -44,6 +45,7 @@ class Finding:
     confidence: str = "modelled"
     swap: str | None = None
     note: str = ""
+    wrong: bool = False
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,7 @@ class Advised:
     """All that the rules say of one loop.
 
     Attributes:
-        advice: findings, largest likely saving first.
+        advice: findings, those of wrong results first, then the largest likely saving.
         together: what the top findings save when all are done, with their rules; None without any.
         passed: rules that looked and found nothing to say.
         not_applicable: rules whose subject the loop does not have, or the trace does not tell.

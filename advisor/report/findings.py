@@ -67,6 +67,7 @@ def _finding(advice: Advice, step_ns: float) -> Finding:
         risk=found.risk,
         note=found.note,
         swap=found.swap,
+        wrong=found.wrong,
     )
 
 

@@ -17,6 +17,8 @@ _MORE_THAN_SUM = 1.02
 def gain(finding: Finding | Together) -> str:
     """The likely saving of a step in words: ``saves 3.2 ms a step (12 %)``."""
     saving = finding.saving_ms
+    if is_wrong(finding):
+        return "results are wrong"
     if saving is None:
         return "no saving told"
     share = finding.saving_fraction
@@ -24,6 +26,11 @@ def gain(finding: Finding | Together) -> str:
         return "likely saves nothing"
     told = f"saves {fmt.duration(saving.likely)} a step"
     return told if share is None else f"{told} ({fmt.percent(share)})"
+
+
+def is_wrong(finding: Finding | Together) -> bool:
+    """Whether the loop computes something else than it is meant to."""
+    return isinstance(finding, Finding) and finding.wrong
 
 
 def is_nothing(finding: Finding | Together) -> bool:
@@ -67,7 +74,10 @@ def plain_fix(finding: Finding) -> str:
 
 
 def worthwhile(findings: Sequence[Finding]) -> list[Finding]:
-    """Findings that shorten the step, or may: those with the largest saving first, then those without one."""
+    """Findings that shorten the step, or may: those with the largest saving first, then those without one.
+
+    Before them those of wrong results.
+    """
     return [finding for finding in findings if not is_nothing(finding)]
 
 
@@ -95,10 +105,14 @@ def combined(report: Report) -> Combined | None:
     count, idle = len(together.rules), list(dict.fromkeys(_idle(report, together)))
     if count < 2 and not idle:
         return None
-    top = [finding.rule for finding in report.findings[:count]]
-    whole = f"the first {count}" if top == together.rules else f"{count} of these"
+    saving = [finding for finding in report.findings if not is_wrong(finding)]
+    top = [finding.rule for finding in saving[:count]]
+    first = top == together.rules and len(saving) == len(report.findings)
+    whole = f"the first {count}" if first else f"{count} of these"
     return Combined(
-        made="the first alone" if count < 2 else f"{whole} made together",
+        made=("the first alone" if first else "one of these alone")
+        if count < 2
+        else f"{whole} made together",
         besides=f"on top of that, {_joined(idle)} would add nothing" if idle else "",
         note=_note(report, together),
     )

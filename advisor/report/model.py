@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import pandas
 
 #: Raised when a field changes meaning or goes (major) or is added (minor).
-SCHEMA_VERSION = "1.6"
+SCHEMA_VERSION = "1.7"
 
 
 class Struct(msgspec.Struct):
@@ -373,6 +373,8 @@ class Finding(Struct, kw_only=True):
     note: str = ""
     #: The kind of swap that makes the change by itself; null if none does.
     swap: str | None = None
+    #: Whether what the loop computes is not what it is meant to; such findings come first.
+    wrong: bool = False
 
 
 class Together(Struct, kw_only=True):

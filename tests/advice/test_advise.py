@@ -24,9 +24,9 @@ def analysis() -> Analysis:
     return script.replay(baseline_step_ms=1.002).graph.analysis
 
 
-def a_rule(id: str, edits: Callable[[Loop], list[Edit]], note: str = "") -> Rule:
+def a_rule(id: str, edits: Callable[[Loop], list[Edit]], note: str = "", wrong: bool = False) -> Rule:
     def audit(loop: Loop) -> Iterator[Finding]:
-        yield Finding(title=id, evidence=[], edits=edits(loop), fix="", note=note)
+        yield Finding(title=id, evidence=[], edits=edits(loop), fix="", note=note, wrong=wrong)
 
     return Rule(id, "", "", "", "", audit)
 
@@ -50,6 +50,17 @@ def test_findings_come_with_the_largest_saving_first_and_together(analysis):
     together, rules = found.together
     assert us(together.likely_ns) == pytest.approx(400, abs=2)
     assert rules == ["a.large", "a.small"]
+
+
+def test_wrong_results_come_before_any_saving_and_take_nothing_from_it(analysis):
+    rules = [a_rule("a.large", shorter("long", 300)), a_rule("z.wrong", lambda loop: [], wrong=True)]
+    found = advise(analysis, rules)
+
+    assert [advice.rule for advice in found.advice] == ["z.wrong", "a.large"]
+    assert found.advice[0].saving is None
+    together, told = found.together
+    assert told == ["a.large"]
+    assert us(together.likely_ns) == pytest.approx(300, abs=2)
 
 
 def test_savings_of_the_same_launches_do_not_add_up(analysis):

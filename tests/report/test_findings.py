@@ -154,6 +154,26 @@ def test_what_was_made_together_is_told_as_it_was() -> None:
     assert made(report) == ("the first 5 made together", "")
 
 
+def test_wrong_results_are_told_as_such_before_all_savings() -> None:
+    report = reports.rich()
+    wrong = model.Finding(rule="z.wrong", title="Gradients are garbage", wrong=True, evidence=["seen"])
+    # GIVEN more findings than the terminal shows
+    savings = [saves(f"a.{place}", 9.0 - place / 10) for place in range(terminal.TOP_FINDINGS)]
+    report.findings, report.together = [wrong, *savings], common("a.0", "a.1")
+    out = io.StringIO()
+    terminal.render(report, Console(file=out, width=120))
+    page, text = html.render(report), markdown.render(report)
+    for shown in (out.getvalue(), page, text):
+        assert "wrong" in shown.split("Gradients are garbage")[0][-400:] + shown.split("garbage")[1][:200]
+        assert shown.index("Gradients are garbage") < shown.index("a.0")
+    assert "results are wrong" in page
+    assert "results are wrong" in text
+    # AND those that were played together are not the first ones of the list
+    assert made(report)[0] == "2 of these made together"
+    report.together.rules = ["a.0"]
+    assert made(report)[0] == "one of these alone"
+
+
 def test_one_finding_has_no_common_saving() -> None:
     report = reports.rich()
     remark = model.Finding(rule="b.remark", title="b.remark")

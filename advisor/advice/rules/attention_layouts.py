@@ -117,6 +117,7 @@ def layouts(loop: Loop) -> Iterator[Finding]:
         fix=_FIX.format(dense=_dense([call for group in mixed for call in group])),
         risk=_RISK,
         confidence="modelled" if seen else "heuristic",
+        wrong=True,
         note="told without a saving: what the loop computes is wrong, not slow; seen in torch 2.11 with "
         f"cuDNN 9.19, and this trace {f'is of torch {version}' if version else 'does not tell its versions'}",
     )
