@@ -108,11 +108,9 @@ def combined(report: Report) -> Combined | None:
     saving = [finding for finding in report.findings if not is_wrong(finding)]
     top = [finding.rule for finding in saving[:count]]
     first = top == together.rules and len(saving) == len(report.findings)
-    whole = f"the first {count}" if first else f"{count} of these"
+    alone, several = ("the first", f"the first {count}") if first else ("one of these", f"{count} of these")
     return Combined(
-        made=("the first alone" if first else "one of these alone")
-        if count < 2
-        else f"{whole} made together",
+        made=f"{alone} alone" if count < 2 else f"{several} made together",
         besides=f"on top of that, {_joined(idle)} would add nothing" if idle else "",
         note=_note(report, together),
     )
