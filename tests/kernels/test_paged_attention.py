@@ -605,7 +605,7 @@ def test_the_kernels_compile_for_hopper_in_its_registers_with_16_byte_copies():
     )
     assert done.returncode == 0, done.stderr[-2000:]
     *lines, compilations = [line.split() for line in done.stdout.splitlines()]
-    # For blocks of 16 with and without splits and of 128 without, and for up to 8 and up to 16 splits; growing
+    # For blocks of 16 with and without splits and of 128 without; to put 8 and 16 splits together. Growing
     # sequences call for no others.
     assert compilations == ["3", "2"]
     assert {name for name, *_ in lines} == {
@@ -618,5 +618,5 @@ def test_the_kernels_compile_for_hopper_in_its_registers_with_16_byte_copies():
         if name == "paged_attention_kernel":
             assert int(matrix) > 0, "products without matrix instructions"
             assert int(copies) > 0, "tiles do not come in asynchronous copies of 16 bytes"
-            # Three programs of 128 threads share the 65536 registers of a multiprocessor.
-            assert int(registers) <= 168
+            # Two programs leave registers enough.
+            assert (int(spilled), 2 * 128 * int(registers) <= 65536) == (0, True)
