@@ -187,6 +187,24 @@ def test_sums_that_do_not_fit_into_registers_are_made_apart(device, monkeypatch,
     check(layer, layer_reference, made(device, torch.float32, 5, 96))
 
 
+@pytest.mark.parametrize(
+    ("is_rms", "summed", "early"), [(True, False, 1), (False, False, 0), (True, True, 0)]
+)
+def test_weights_are_loaded_with_the_row_of_an_rms_norm_of_no_sum_alone(monkeypatch, is_rms, summed, early):
+    given = {}
+
+    class Kernel:
+        def __getitem__(self, grid):
+            return lambda *tensors, **constants: given.update(constants)
+
+    monkeypatch.setattr(_norm_rows, "_norm_forward_kernel", Kernel())
+    monkeypatch.setattr(_norm_rows.FORWARD, "pick", lambda *_: {"ROWS": 1, "num_warps": 8, "EARLY": 1})
+    x = torch.empty(2, 64)
+    residual = x if summed else None
+    _norm_rows.launch_forward(x, residual, None, 0.0, None, None, 0.0, 0.0, is_rms, False, x.dtype)
+    assert given["EARLY"] == early
+
+
 @pytest.mark.gpu
 @pytest.mark.quick
 @pytest.mark.parametrize("cols", [20000, 40000])

@@ -9,6 +9,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.nn.functional as F
+from advisor.kernels import _bias_act_norm_stream as fused
+from advisor.kernels import _launch
 from advisor.kernels import _norm_stream as stream
 from advisor.kernels._triton import INTERPRETED
 from advisor.kernels.norm import layer_norm, rms_norm, rms_norm_reference
@@ -80,6 +82,27 @@ def test_two_buffers_do_with_one_row_on_its_way(streamed):
 def test_other_rows_are_left_to_the_other_kernels(streamed, x, weight):
     assert stream.stream_row(stream.STREAM, x, x, weight) is None
     streamed.copies.most = 1
+
+
+@pytest.mark.parametrize(
+    ("table", "columns", "weight_dtype", "stages"),
+    [
+        (stream.STREAM, 8192, torch.half, None),
+        (stream.STREAM, 16384, torch.half, 3),
+        (stream.STREAM, 16384, torch.float32, 2),
+        (stream.STREAM, 32768, torch.half, None),
+        (fused.STREAM, 4096, torch.half, None),
+        (fused.STREAM, 8192, torch.half, 2),
+    ],
+)
+def test_on_hopper_rows_take_it_where_registers_do_not_hold_their_sums(
+    monkeypatch, table, columns, weight_dtype, stages
+):
+    monkeypatch.setattr(_launch, "architecture", lambda device: "sm_90")
+    monkeypatch.setattr(stream, "shared_bytes", lambda device: 227 << 10)
+    x = torch.empty(2, columns, dtype=torch.half)
+    row = stream.stream_row(table, x, x, torch.empty(columns, dtype=weight_dtype))
+    assert (row and row["STAGES"]) == stages
 
 
 @pytest.mark.gpu
