@@ -41,7 +41,7 @@ def why_no_replay(trainer: Any, module: Any) -> str:
 
 
 def adds_up(held: Callable[[], Any]) -> bool:
-    """Whether gradients of several batches are added up, now or in an epoch to come.
+    """Whether gradients outlive a step: several batches' are added up, now or later, or a hook looks at them.
 
     Args:
         held: gives the Trainer while there is one: a graph that was recorded of it may outlive it.
@@ -49,8 +49,16 @@ def adds_up(held: Callable[[], Any]) -> bool:
     trainer = held()
     if trainer is None:
         return False
+    hooked = (*trainer.callbacks, trainer.lightning_module)
+    if any(_is_users(getattr(of, "on_before_zero_grad", None)) for of in hooked):
+        return True
     schedules = (getattr(c, "going_to_accumulate_grad_batches", None) for c in trainer.callbacks)
     return trainer.accumulate_grad_batches > 1 or any(will() for will in schedules if will is not None)
+
+
+def _is_users(hook: Any) -> bool:
+    """Whether a hook does something: it runs once the next step's forward has begun."""
+    return hook is not None and hook.__module__.partition(".")[0] not in ("lightning", "pytorch_lightning")
 
 
 def compiler_of(module: Any) -> Callable[..., Any] | None:

@@ -108,6 +108,8 @@ class Rewriter:
         self.steps = 0
         #: Calls of graphs so far.
         self.calls = 0
+        #: Whether the step reads gradients of the step before, which a replay would write over.
+        self.reads_gradients = False
         self._gathered: dict[str, _Gathered] = {}
         self._sites: dict[Site, Key] = {}
         self._decided: dict[str, Candidate | None] = {}
@@ -118,6 +120,9 @@ class Rewriter:
     def __call__(self, gm: GraphModule, inputs: Sequence[Any], **_: Any) -> Callable[..., Any]:
         """Take a graph from Dynamo; gives what runs in its place."""
         self._note_code()
+        if not self.reads_gradients and any(_is_gradient(n) for n in gm.graph.nodes):
+            self.reads_gradients = True
+            self.version += 1
         operations = sum(n.op in ("call_function", "call_method") for n in gm.graph.nodes)
         if operations < _SMALL and not any(checkpointing.bodies(gm)):
             return gm.forward
@@ -442,6 +447,8 @@ class Traced:
         )
         if any(collective(n) for n in self._gm.graph.nodes):
             self.replayer.refused = "ranks talk within it"
+        if self._rewriter.reads_gradients:
+            self.replayer.refused = "it reads gradients of the step before"
         self._rewritten = self.replayer
 
     def _found_at_fault(self, why: str) -> None:
@@ -493,6 +500,12 @@ class Traced:
         chosen = self.chosen()
         self._proofs = [p for level, f, _ in chosen for p in level.proofs[f]]
         return compile_it(self._edited(chosen) if chosen else self._gm, list(inputs))
+
+
+def _is_gradient(node: Node) -> bool:
+    """Whether a graph is given what something had for its `grad`."""
+    source = getattr(node, "_dynamo_source", None)
+    return getattr(source, "member", "") == "grad" or type(source).__name__ == "GradSource"
 
 
 def _spare_bytes() -> int:

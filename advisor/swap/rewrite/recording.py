@@ -68,7 +68,8 @@ class Recording:
             return outputs_of(call(*self._static))
 
         def backward(outputs: Sequence[Tensor | None]) -> list[Tensor | None]:
-            return differentiated(ends(outputs), wants, self._given)
+            found = differentiated(ends(outputs), wants, self._given)
+            return _each_in_its_own(found, [*self._static, *self._given])
 
         def both() -> None:
             outputs = forward()
@@ -92,6 +93,7 @@ class Recording:
         # As in the call itself, nothing leads to what gets no gradient: whoever counts parameters sees that.
         self._given_to = [(i, g) for i, g in zip(self._wants, self._gradients, strict=True) if g is not None]
         self._leaves = [(self._args[i], g) for i, g in self._given_to]
+        self._ours = {g.untyped_storage().data_ptr() for _, g in self._given_to}
 
     def takes(self, args: Sequence[Any]) -> bool:
         """Whether a call is like the recorded one."""
@@ -106,6 +108,8 @@ class Recording:
                     and arg.requires_grad == kept.requires_grad
                     and arg.device == kept.device
                 )
+                # A gradient of ours would be written over before it is read.
+                same = same and arg.untyped_storage().data_ptr() not in self._ours
             elif isinstance(known, Tensor):
                 same = (
                     arg is known
@@ -241,6 +245,31 @@ def _is(leaf: Tensor | None, mine: Tensor | None) -> bool:
     if leaf is None or mine is None or leaf.grad is None:
         return False
     return leaf.grad.data_ptr() == mine.data_ptr()
+
+
+def _each_in_its_own(gradients: Sequence[Tensor | None], others: Sequence[Any]) -> list[Tensor | None]:
+    """Gradients of which no two share memory, nor one with anything else, as where a sum hands on its own.
+
+    Parameters take them for their own, and what scales gradients in place would scale such twice.
+    """
+    taken = [_span(o) for o in others if isinstance(o, Tensor)]
+    own: list[Tensor | None] = []
+    for g in gradients:
+        if g is not None:
+            first, last = _span(g)
+            if any(first < end and begin < last for begin, end in taken):
+                g = g.clone()
+            taken.append(_span(g))
+        own.append(g)
+    return own
+
+
+def _span(tensor: Tensor) -> tuple[int, int]:
+    """Where in memory it begins and ends."""
+    if not tensor.numel():
+        return (0, 0)
+    items = 1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.data_ptr(), tensor.data_ptr() + items * tensor.element_size()
 
 
 def _refuse_others(values: Sequence[Any]) -> None:

@@ -28,7 +28,7 @@ from .facts import fake
 from .ops import function_name
 from .record import Recorder, Unrecordable, give_back
 from .recording import Recording
-from .written import put_back, written_alike, written_by
+from .written import put_back, shared_among, written_alike, written_by
 
 log = logging.getLogger(__name__)
 
@@ -77,6 +77,8 @@ class Replayer:
         self.measured = ""
         self.proven = False
         self._before: list[Any] | None = None
+        #: Of what the first call gave, those that share memory with another, and their versions.
+        self._shared: list[tuple[Tensor, int]] = []
         self._written: list[int] = []
         self._recording: Recording | None = None
         self._unlike = 0
@@ -127,6 +129,9 @@ class Replayer:
             assert self._before is not None
             fixed = [a is b for a, b in zip(args, self._before, strict=True)]
             self._before, self._spent = None, True
+            shared, self._shared = self._shared, []
+            if any(tensor._version != version for tensor, version in shared):
+                raise Unrecordable("what it gives shares memory, and is written to afterwards")
             if not all(fixed[i] for i in self._written):
                 raise Unrecordable("it writes to what it is given")
             if self._original is not None:
@@ -165,7 +170,7 @@ class Replayer:
         if any(args[i].requires_grad for i in self._written):
             self._drop("it writes to what it differentiates")
             return result
-        self._before = list(args)
+        self._before, self._shared = list(args), shared_among(result)
         return result
 
     def _prove(self, recording: Recording, args: Sequence[Any]) -> list[Tensor | None]:
@@ -207,6 +212,7 @@ class Replayer:
     def close(self) -> None:
         """Let go of what was recorded."""
         self._before = self._recording = None
+        self._shared = []
         self._recorder.close()
 
 

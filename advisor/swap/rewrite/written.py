@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -26,6 +27,14 @@ def written_by(call: Callable[..., Any], args: Sequence[Any]) -> tuple[Any, list
         for i, t in tensors.items()
         if t._version != versions[i] or (i in values and not same_values(t, values[i]))
     ]
+
+
+def shared_among(results: Any) -> list[tuple[Tensor, int]]:
+    """Of a call's results, those that share memory with another, and their versions: copies would not."""
+    given = results if isinstance(results, (tuple, list)) else [results]
+    tensors = [r for r in given if isinstance(r, Tensor) and not r.is_inference()]
+    at = Counter(t.untyped_storage().data_ptr() for t in tensors)
+    return [(t.detach(), t._version) for t in tensors if at[t.untyped_storage().data_ptr()] > 1]
 
 
 @contextmanager

@@ -10,11 +10,12 @@ from torch import nn
 from advisor.capture.swapping.limits import adds_up, why_no_replay
 
 
-def trainer(strategy="SingleDeviceStrategy", ranks=1, accumulate=1, callbacks=(), base=object):
+def trainer(strategy="SingleDeviceStrategy", ranks=1, accumulate=1, callbacks=(), base=object, module=None):
     kind = type(strategy, (base,), {})
     return Plain(
-        strategy=kind(), world_size=ranks, accumulate_grad_batches=accumulate, callbacks=list(callbacks)
-    )
+        strategy=kind(), world_size=ranks, accumulate_grad_batches=accumulate, callbacks=list(callbacks),
+        lightning_module=module,
+    )  # fmt: skip
 
 
 def test_one_process_is_replayed_whatever_the_strategy_and_the_norm():
@@ -36,3 +37,24 @@ def test_gradients_are_added_up_now_or_in_an_epoch_to_come(pl):
     assert adds_up(lambda: trainer(callbacks=[schedule({0: 1, 4: 2})]))
     assert adds_up(lambda: trainer(accumulate=2))
     assert not adds_up(lambda: None)
+
+
+def test_gradients_are_needed_beyond_a_step_where_a_hook_looks_at_them_after_the_next_forward(pl):
+    class Looks(pl.Callback):
+        def on_before_zero_grad(self, trainer, pl_module, optimizer):
+            pass
+
+    class Model(pl.LightningModule):
+        pass
+
+    class Looking(Model):
+        def on_before_zero_grad(self, optimizer):
+            pass
+
+    def needed(model, *callbacks):
+        return adds_up(lambda: trainer(callbacks=callbacks, module=model))
+
+    assert not needed(Model(), pl.Callback())
+    assert needed(Model(), Looks())
+    assert needed(Model(), pl.callbacks.LambdaCallback(on_before_zero_grad=lambda *_: None))
+    assert needed(Looking())

@@ -99,6 +99,47 @@ def test_running_statistics_go_the_same_way(pl, tmp_path, made, monkeypatch):
         assert torch.equal(value, plain.state_dict()[name]), name
 
 
+def test_gradients_that_a_hook_looks_at_after_the_next_forward_are_those_of_the_step_before(
+    pl, tmp_path, made
+):
+    class Looks(pl.Callback):
+        def __init__(self):
+            self.sums = []
+
+        def on_before_zero_grad(self, trainer, pl_module, optimizer):
+            self.sums.append(
+                [None if p.grad is None else float(p.grad.sum()) for p in pl_module.parameters()]
+            )
+
+    plain, looks = Looks(), Looks()
+    trained(pl, tmp_path, BATCHES, plain)
+    trained(pl, tmp_path, BATCHES, looks, advisor(swap=["replay"]))
+    assert made[0].replays > 14
+    assert looks.sums == plain.sums
+
+
+def test_a_step_that_reads_gradients_of_the_step_before_is_not_replayed(pl, tmp_path, made, monkeypatch):
+    make = make_model
+
+    def model_that_reads(light):
+        model = make(light)
+        original = type(model).training_step
+
+        def training_step(self, batch, batch_idx):
+            loss = original(self, batch, batch_idx)
+            before = self.head.weight.grad
+            return loss if before is None else loss + 0.01 * before.norm()
+
+        type(model).training_step = training_step
+        return model
+
+    monkeypatch.setitem(globals(), "make_model", model_that_reads)
+    plain = trained(pl, tmp_path, BATCHES)
+    model = trained(pl, tmp_path, BATCHES, advisor(swap=["replay"]))
+    assert "it reads gradients of the step before" in result(tmp_path)["verdict"]
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), plain.parameters(), strict=True))
+
+
 def test_where_something_is_replaced_in_it_the_step_is_no_site_of_its_own(pl, tmp_path, made, monkeypatch):
     from advisor.swap import decide
     from advisor.swap.site import Trial

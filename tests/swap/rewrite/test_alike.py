@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from advisor.swap.rewrite.alike import Checked
+from advisor.swap.rewrite.alike import Checked, Differs, alike
 
 
 def original(w: Tensor, x: Tensor) -> tuple[Tensor]:
@@ -64,3 +64,13 @@ def test_what_cannot_be_compared_runs_as_it_is(error: Exception) -> None:
     checked(w, torch.randn(3, 4))[0].backward()
     assert told == []
     assert w.grad is not None
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan")])
+def test_what_is_no_finite_number_in_both_is_the_same_and_in_one_is_not(value: float) -> None:
+    plain = torch.tensor([1.0, 2.0])
+    masked = torch.tensor([1.0, value])
+    alike("output", [masked], [masked.clone()])
+    for mine, expected in ((masked, plain), (plain, masked), (masked * 2, masked)):
+        with pytest.raises(Differs, match="not the same"):
+            alike("output", [mine], [expected])
