@@ -50,14 +50,15 @@ def adds_up(held: Callable[[], Any]) -> bool:
     if trainer is None:
         return False
     hooked = (*trainer.callbacks, trainer.lightning_module)
-    if any(_is_users(getattr(of, "on_before_zero_grad", None)) for of in hooked):
+    hooks = [getattr(of, "on_before_zero_grad", None) for of in hooked]
+    if any(map(_is_users, [*hooks, getattr(trainer.lightning_module, "optimizer_zero_grad", None)])):
         return True
     schedules = (getattr(c, "going_to_accumulate_grad_batches", None) for c in trainer.callbacks)
     return trainer.accumulate_grad_batches > 1 or any(will() for will in schedules if will is not None)
 
 
 def _is_users(hook: Any) -> bool:
-    """Whether a hook does something: it runs once the next step's forward has begun."""
+    """Whether a hook is not Lightning's own; these run once the next step's forward is over."""
     return hook is not None and hook.__module__.partition(".")[0] not in ("lightning", "pytorch_lightning")
 
 

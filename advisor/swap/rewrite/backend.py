@@ -308,7 +308,12 @@ class Traced:
             stands = all(p.stands(args) for p in self._proofs)
             return self._compiled(*args) if stands else self._plain(*args)
         if self._version != rewriter.version:
-            self._rewrite()
+            try:
+                self._rewrite()
+            except Exception as error:
+                log.debug("a graph of the step could not be rewritten", exc_info=True)
+                self._rewritten = self.replayer = None
+                rewriter.failure = f"it could not be rewritten: {type(error).__name__}: {error}"
         if self._rewritten is None or not all(p.stands(args) for p in self._proofs):
             return self._plain(*args)
         self._args = args

@@ -79,6 +79,8 @@ class Replayer:
         self._before: list[Any] | None = None
         #: Of what the first call gave, those that share memory with another, and their versions.
         self._shared: list[tuple[Tensor, int]] = []
+        #: The backward passes that have gone through it.
+        self._passes: set[int] = set()
         self._written: list[int] = []
         self._recording: Recording | None = None
         self._unlike = 0
@@ -132,6 +134,10 @@ class Replayer:
             shared, self._shared = self._shared, []
             if any(tensor._version != version for tensor, version in shared):
                 raise Unrecordable("what it gives shares memory, and is written to afterwards")
+            if len(self._passes) > 1:
+                raise Unrecordable("more than one backward goes through it")
+            if torch.is_anomaly_enabled():
+                raise Unrecordable("anomalies are looked for in its backward")
             if not all(fixed[i] for i in self._written):
                 raise Unrecordable("it writes to what it is given")
             if self._original is not None:
@@ -171,7 +177,14 @@ class Replayer:
             self._drop("it writes to what it differentiates")
             return result
         self._before, self._shared = list(args), shared_among(result)
+        self._note_passes(result)
         return result
+
+    def _note_passes(self, result: Any) -> None:
+        passes = self._passes
+        for output in result if isinstance(result, (tuple, list)) else [result]:
+            if isinstance(output, Tensor) and output.grad_fn is not None:
+                output.register_hook(lambda _: passes.add(torch._C._current_graph_task_id()))
 
     def _prove(self, recording: Recording, args: Sequence[Any]) -> list[Tensor | None]:
         """That it gives what the call gives; gives the gradients that it began its backward with."""

@@ -51,6 +51,10 @@ def test_gradients_are_needed_beyond_a_step_where_a_hook_looks_at_them_after_the
         def on_before_zero_grad(self, optimizer):
             pass
 
+    class Keeping(Model):
+        def optimizer_zero_grad(self, epoch, batch_idx, optimizer):
+            pass
+
     def needed(model, *callbacks):
         return adds_up(lambda: trainer(callbacks=callbacks, module=model))
 
@@ -58,3 +62,4 @@ def test_gradients_are_needed_beyond_a_step_where_a_hook_looks_at_them_after_the
     assert needed(Model(), Looks())
     assert needed(Model(), pl.callbacks.LambdaCallback(on_before_zero_grad=lambda *_: None))
     assert needed(Looking())
+    assert needed(Keeping())

@@ -187,6 +187,20 @@ def test_what_gains_nothing_by_it_or_cannot_be_is_left_alone_without_a_warning(
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), plain.parameters(), strict=True))
 
 
+def test_a_fault_in_making_what_runs_leaves_the_step_as_it_is(pl, tmp_path, made, monkeypatch):
+    class Faulty(OnCpu):
+        def __init__(self):
+            raise RuntimeError("planted")
+
+    records_with(monkeypatch, made, Faulty)
+    plain = trained(pl, tmp_path, BATCHES)
+    with pytest.warns(UserWarning, match="it could not be rewritten: RuntimeError: planted"):
+        model = trained(pl, tmp_path, BATCHES, advisor(swap=["replay"]))
+    assert result(tmp_path)["kept"] is False
+    assert not hasattr(type(model), "_advisor_base")
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), plain.parameters(), strict=True))
+
+
 def test_what_else_was_chosen_is_compared_without_it(pl, tmp_path, made, monkeypatch):
     records_with(monkeypatch, made, DeviceBound)
     monkeypatch.setattr(swapping.notify, "warn", lambda line: pytest.fail(line))

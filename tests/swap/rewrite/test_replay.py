@@ -503,6 +503,39 @@ def test_a_second_backward_through_the_same_step_is_an_error() -> None:
         loss.backward()
 
 
+@pytest.mark.parametrize("together", [True, False])
+def test_a_step_with_two_backwards_is_not_recorded(together: bool) -> None:
+    def two(w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        loss = Loop.plain(w1, b1, w2, b2, x)[0]
+        return loss, 2 * loss
+
+    def train(loop: Loop) -> Loop:
+        for i in range(6):
+            loop.optimizer.zero_grad()
+            losses = loop.step_call(*loop.net.parameters(), torch.full((5, 4), float(i)))
+            if together:
+                torch.autograd.backward(losses)
+            else:
+                for loss in losses:
+                    loss.backward(retain_graph=True)
+            loop.optimizer.step()
+            loop.losses.append(losses[0].item())
+        return loop
+
+    replayed = Loop(call=two)
+    assert same(train(replayed), train(Loop(call=two, replay=False)))
+    assert replayed.step_call.refused == ("" if together else "more than one backward goes through it")
+
+
+def test_a_step_whose_anomalies_are_looked_for_is_not_recorded() -> None:
+    loop = Loop()
+    with torch.autograd.detect_anomaly(check_nan=False):
+        for i in range(5):
+            loop.step(i)
+    assert loop.step_call.refused == "anomalies are looked for in its backward"
+    assert same(loop, plain(5))
+
+
 def test_nothing_leads_to_a_parameter_that_gets_no_gradient() -> None:
     # GIVEN a call that is given a weight, and does not use it
     def call(w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor, x: Tensor) -> tuple[Tensor]:
