@@ -6,13 +6,13 @@ with PyTorch's own attention written into the model.
     python benchmarks/end_to_end.py --only gpt2 --variants eager swap swap_unreplayed
     python benchmarks/end_to_end.py --tiny --only mixer     tiny models on the CPU: does it run at all
 
-A process a model. In it the variants take turns, a fresh model each: every round trains each of them for some
-steps, whose distances on the device are taken once it runs steadily (for swap: once that has decided).
-Peak memory is the allocator's in half of those steps and, where the step is replayed, what its graphs hold
-beside (``graph_bytes`` of it); ``largest_peak_bytes`` is that of all, among which swap may hold one against
-the loop's own step, with its memory. The loss curve is that of 300 steps: swap, begun at the second batch,
-and "sdpa", against two seeds of the eager loop. What a child has measured is written at once, and a later
-call keeps what is there unless told otherwise (``--again``).
+A process a model, which ends with the one that started it. In it the variants take turns, a fresh model
+each: every round trains each of them for some steps, whose distances on the device are taken once it runs
+steadily (for swap: once that has decided). Peak memory is the allocator's in half of those steps and, where
+the step is replayed, what its graphs hold beside (``graph_bytes`` of it); ``largest_peak_bytes`` is that of
+all, among which swap may hold one against the loop's own step, with its memory. The loss curve is that of
+300 steps: swap, begun at the second batch, and "sdpa", against two seeds of the eager loop. What a child
+has measured is written at once, and a later call keeps what is there unless told otherwise (``--again``).
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -411,9 +412,11 @@ def parent(args: argparse.Namespace) -> None:
             print(f"{name}: not begun, the {args.budget_s:.0f} s are used up")
             continue
         found = record["models"][name] = {"variants": {}}
+        # Of stdin the child sees the end when this process ends, in whatever way.
         with subprocess.Popen(
-            command(args, name, end_s - time.monotonic()), stdout=subprocess.PIPE, text=True
-        ) as process:
+            command(args, name, end_s - time.monotonic()),
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        ) as process:  # fmt: skip
             assert process.stdout is not None
             for line in process.stdout:
                 take(found, name, line)
@@ -424,6 +427,17 @@ def parent(args: argparse.Namespace) -> None:
     for line in slower(record["models"]) or [f"nothing is slower with swaps, beyond {NOISE:.0%}"]:
         print(line)
     print(f"written to {args.out}")
+
+
+def end_with_parent() -> None:
+    """In a child: end this process once the parent has, whose pipe stdin is."""
+
+    def watch() -> None:
+        while os.read(0, 1):
+            pass
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def command(args: argparse.Namespace, name: str, left_s: float) -> list[str]:
@@ -510,10 +524,11 @@ def write(path: Path, record: dict[str, Any]) -> None:
 
 
 def main() -> None:
+    import torch
     from end_to_end_models import tasks
 
     names = list(tasks(tiny=True))
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--only", nargs="+", default=names, choices=names)
     parser.add_argument("--variants", nargs="+", default=list(VARIANTS), choices=list(VARIANTS))
     parser.add_argument(
@@ -528,6 +543,11 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "end_to_end.json")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     args = parser.parse_args()
+    if args.child:
+        end_with_parent()
+    elif not (args.tiny or torch.cuda.is_available()):
+        print("end_to_end.py: there is no GPU here: --tiny trains small models on the CPU", file=sys.stderr)
+        sys.exit(2)
     args.rounds = args.rounds or (1 if args.quick else 3)
     (child if args.child else parent)(args)
 

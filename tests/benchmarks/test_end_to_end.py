@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
+import time
 from argparse import Namespace
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -55,6 +59,85 @@ def test_a_tiny_run_writes_figures_that_a_second_one_keeps(tmp_path: Path) -> No
     # AND a later call on this machine begins with them, and one of other sizes without
     assert end_to_end.start_record(Namespace(out=out, tiny=True))["models"] == record["models"]
     assert end_to_end.start_record(Namespace(out=out, tiny=False))["models"] == {}
+
+
+def test_without_a_gpu_a_run_of_large_models_ends_at_once_and_names_the_way_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setattr(sys, "argv", [str(SCRIPT), "--quick", "--out", str(tmp_path / "out.json")])
+
+    with pytest.raises(SystemExit) as ended:
+        end_to_end.main()
+
+    assert ended.value.code == 2
+    said = capsys.readouterr()
+    assert said.err.splitlines() == [
+        "end_to_end.py: there is no GPU here: --tiny trains small models on the CPU"
+    ]
+    assert not said.out
+    assert not (tmp_path / "out.json").exists()
+
+
+def test_help_says_the_whole_of_what_the_benchmark_does(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", [str(SCRIPT), "--help"])
+    with pytest.raises(SystemExit) as ended:
+        end_to_end.main()
+    assert ended.value.code == 0
+    assert "with PyTorch's own attention written into the model." in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="a process's children are read from /proc")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+def test_a_run_that_is_killed_takes_its_child_along(tmp_path: Path, number: int) -> None:
+    # GIVEN a run whose child would train for hours
+    words = ["--tiny", "--only", "mixer", "--variants", "eager", "--curve", "0", "--timed", "10000000"]
+    parent = subprocess.Popen(
+        [sys.executable, str(SCRIPT), *words, "--out", str(tmp_path / "out.json")],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    child = None
+    try:
+        waited_for(lambda: _children(parent.pid))
+        (child,) = _children(parent.pid)
+
+        # WHEN it is killed
+        parent.send_signal(number)
+
+        # THEN both end
+        assert parent.wait(30) != 0
+        waited_for(lambda: not _command(child))
+    finally:
+        parent.kill()
+        parent.wait()
+        if child and _command(child):
+            os.kill(child, signal.SIGKILL)
+
+
+def waited_for(true: Callable[[], object], seconds: float = 60.0) -> None:
+    """Return once it is true."""
+    end_s = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end_s, "waited in vain"
+        time.sleep(0.05)
+
+
+def _children(pid: int) -> list[int]:
+    """Those that train; a parent asks `uname`, too."""
+    pids = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [int(pid) for pid in pids if "--child" in _command(int(pid))]
+
+
+def _command(pid: int) -> str:
+    """The process's command line; of one that is gone, or that nobody waits for any more, nothing."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
 
 
 def test_a_swapped_curve_is_held_against_two_seeds() -> None:
