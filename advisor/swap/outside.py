@@ -105,4 +105,5 @@ def _kept_buffers(model: nn.Module) -> Iterator[None]:
                 module._buffers[name] = buffer
                 # Not by their versions, which batch norm leaves as they are; nor where nothing was changed.
                 if not torch.equal(buffer, old):
-                    buffer.copy_(old)
+                    # Not in the eyes of autograd, which may hold it for a backward that is still to come.
+                    buffer.data.copy_(old)

@@ -208,6 +208,14 @@ def test_a_buffer_that_a_call_replaces_is_put_back_as_the_same_object() -> None:
         assert calls == 0
 
 
+def test_a_backward_that_is_still_to_come_is_as_ever() -> None:
+    net, x = model(), torch.randn(8, SIZE)
+    loss = net(x).sum()
+    advisor.swap(net, x, "norm", allow_cpu=True)
+    loss.backward()
+    assert all(p.grad is not None for p in net.parameters())
+
+
 def test_layers_that_their_first_call_makes_are_left_alone_and_the_others_swapped() -> None:
     net = nn.Sequential(nn.LazyLinear(SIZE), nn.LazyBatchNorm1d(), LlamaNorm(SIZE))
     with advisor.swap(net, torch.randn(8, SIZE), "auto", allow_cpu=True) as done:
