@@ -1,7 +1,7 @@
 """Write the tables of speed in ``docs/kernels.md`` from ``benchmarks/results/kernels_*.json``.
 
 Run ``python docs/generate_kernels.py`` after a benchmark, or after a change to a kernel, whose times are then
-of an earlier form.
+of an earlier version.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ def best(family: str, results: Path) -> dict[str, Any] | None:
         path = results / f"kernels_{family}{'_quick' * quick}.json"
         if path.is_file():
             read = json.loads(path.read_text(encoding="utf-8"))
-            there.append({**read, "quick": quick, "current": read.get("sources") == fingerprint(family)})
+            current = read.get("sources") == fingerprint(family)
+            there.append({**read, "file": path.name, "quick": quick, "current": current})
     return max(there, key=lambda result: result["current"], default=None)
 
 
@@ -56,12 +57,13 @@ def _provenance(result: dict[str, Any]) -> str:
     text = (
         f"{result['device']}, {date}, torch {result['torch']}, Triton {result['triton']}; "
         f"{result['copy_bytes_per_s'] / 1e12:.2f} TB/s copied, "
-        f"{result['matmul_flops_per_s'] / 1e12:.0f} TFLOP/s in bf16."
+        f"{result['matmul_flops_per_s'] / 1e12:.0f} TFLOP/s in bf16; stored in "
+        f"`benchmarks/results/{result['file']}`."
     )
     if result["quick"]:
         text += " Quick: one or two sizes a kernel."
     if not result["current"]:
-        text += " **Of an earlier form of these kernels**: their sources have changed since."
+        text += " **Of an earlier version of these kernels**: their sources have changed since."
     return text
 
 

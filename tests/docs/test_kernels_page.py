@@ -66,6 +66,12 @@ def test_times_in_a_row_are_a_row_of_their_own(generator, write):
     assert lines[7] == row
 
 
+def test_a_table_names_the_file_that_it_is_made_of(generator, write):
+    assert "stored in `benchmarks/results/kernels_norm_quick.json`." in generator.render(write(quick=True))
+    # THEN all sizes, once they are there, are a file of their own
+    assert "stored in `benchmarks/results/kernels_norm.json`." in generator.render(write())
+
+
 def test_a_kernel_that_failed_says_so(generator, write):
     text = generator.render(write(ms={"eager": 3.0}, share_of_roof={}, failures={"ours": "RuntimeError: no"}))
     assert "| failed: RuntimeError: no | 3.000 | – |" in text
@@ -78,7 +84,7 @@ def test_quick_results_are_marked(generator, write, quick, marked):
 
 @pytest.mark.parametrize(("sources", "marked"), [("changed since", True), (None, False)])
 def test_results_of_kernels_that_changed_since_are_marked(generator, write, sources, marked):
-    assert ("Of an earlier form of these kernels" in generator.render(write(sources=sources))) == marked
+    assert ("Of an earlier version of these kernels" in generator.render(write(sources=sources))) == marked
 
 
 def test_results_of_the_present_kernels_come_before_more_of_earlier_ones(generator, write):
