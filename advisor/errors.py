@@ -1,5 +1,7 @@
 """The errors that a user may see, each with the exit code that the command line returns for it."""
 
+import shlex
+
 
 class AdvisorError(Exception):
     """Something that the user can act on: the message says what, where, and the way out.
@@ -24,9 +26,13 @@ class InputError(AdvisorError):
 
 
 class MissingExtraError(UsageError):
-    """A feature whose optional packages are not installed."""
+    """A feature whose optional packages are not installed.
 
-    def __init__(self, feature: str, extra: str) -> None:
-        super().__init__(
-            f"{feature} needs packages that are not installed: pip install 'training-advisor[{extra}]'"
-        )
+    Args:
+        feature: what needs them.
+        packages: as pip is to be given them.
+    """
+
+    def __init__(self, feature: str, *packages: str) -> None:
+        which = "a package that is" if len(packages) == 1 else "packages that are"
+        super().__init__(f"{feature} needs {which} not installed: pip install {shlex.join(packages)}")

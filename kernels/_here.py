@@ -7,7 +7,7 @@ def lacking() -> str | None:
     """Why no kernel can run here, in one line; None where they can."""
     for package, name in (("torch", "PyTorch"), ("triton", "Triton")):
         if importlib.util.find_spec(package) is None:
-            return f"{name} is not installed here: pip install 'training-advisor[lightning]'"
+            return f"{name} is not installed here: pip install {package}"
     from . import _triton
 
     if not _triton.available():

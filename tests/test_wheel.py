@@ -103,8 +103,8 @@ def test_analyze_works_there(python: Path, tmp_path: Path) -> None:
     assert report["summary"]["kernel_time_ms_per_step"] == pytest.approx(0.290)
 
 
-def test_a_verb_that_trains_names_the_extra(python: Path, tmp_path: Path) -> None:
+def test_a_verb_that_trains_names_what_is_to_be_installed(python: Path, tmp_path: Path) -> None:
     done = run(python.with_name("advisor"), "demo", cwd=tmp_path)
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()
-    assert "pip install 'training-advisor[lightning]'" in line
+    assert "pip install torch pytorch-lightning" in line

@@ -5,4 +5,4 @@ from advisor.errors import MissingExtraError
 try:
     import torch  # noqa: F401
 except ImportError as error:
-    raise MissingExtraError("recording a training loop", "lightning") from error
+    raise MissingExtraError("recording a training loop", "torch", "pytorch-lightning") from error

@@ -42,4 +42,4 @@ def adopt_late_packages(callback: type) -> None:
     if new:
         callback.__bases__ = (*callback.__bases__, *new)
     if callback.__bases__ == (Root,):
-        raise MissingExtraError(callback.__name__, "lightning")
+        raise MissingExtraError(callback.__name__, "pytorch-lightning")

@@ -26,7 +26,7 @@ def command(index: int, as_json: bool, no_save: bool, quiet: bool) -> None:
     try:
         from advisor.roofline.calibrate import calibrate
     except ImportError as error:
-        raise MissingExtraError("advisor calibrate", "lightning") from error
+        raise MissingExtraError("advisor calibrate", "torch") from error
     from rich.console import Console
 
     from advisor.roofline import measured

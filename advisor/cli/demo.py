@@ -68,8 +68,11 @@ def _require_extra() -> None:
 
     from advisor.errors import MissingExtraError
 
-    if not find_spec("torch") or not (find_spec("pytorch_lightning") or find_spec("lightning")):
-        raise MissingExtraError("advisor demo", "lightning")
+    missing = [] if find_spec("torch") else ["torch"]
+    if not (find_spec("pytorch_lightning") or find_spec("lightning")):
+        missing.append("pytorch-lightning")
+    if missing:
+        raise MissingExtraError("advisor demo", *missing)
 
 
 def _train(name: str, folder: Path, steps: int | None) -> dict:

@@ -52,7 +52,7 @@ def require_hta() -> None:
         MissingExtraError: it is not.
     """
     if importlib.util.find_spec("hta") is None:
-        raise MissingExtraError("--hta", "hta")
+        raise MissingExtraError("--hta", "traceinsight", "pandas<3")
 
 
 def add_hta(report: Report, analysis: Analysis, *, timeout_s: float | None = None) -> None:

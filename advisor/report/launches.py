@@ -78,7 +78,7 @@ def check_launches_path(path: Path) -> None:
         ending = path.suffix or "a file without an ending"
         raise UsageError(f"{path}: --launches writes {' or '.join(_WRITERS)}, not {ending}")
     if path.suffix == ".parquet" and importlib.util.find_spec("pyarrow") is None:
-        raise MissingExtraError("writing Parquet", "tables")
+        raise MissingExtraError("writing Parquet", "pyarrow")
 
 
 def write_launches(analysis: Analysis, path: Path, counted: Mapping[int, Counted] | None = None) -> None:

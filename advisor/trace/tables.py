@@ -69,7 +69,7 @@ def import_pandas() -> Any:
     try:
         import pandas
     except ImportError as error:
-        raise MissingExtraError("to_pandas", "tables") from error
+        raise MissingExtraError("to_pandas", "pandas") from error
     return pandas
 
 

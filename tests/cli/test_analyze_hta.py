@@ -36,5 +36,5 @@ def test_without_the_extra_it_ends_at_once_with_one_line(tmp_path, capfd, monkey
     # THEN the line names the command that installs it, and no report was written
     assert stop.value.code == 2
     [line] = capfd.readouterr().err.splitlines()
-    assert "pip install 'training-advisor[hta]'" in line
+    assert "pip install traceinsight 'pandas<3'" in line
     assert not (tmp_path / "r.html").exists()

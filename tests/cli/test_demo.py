@@ -20,14 +20,20 @@ def demo(*args: str | Path) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize(
-    "missing", [{"torch"}, {"pytorch_lightning", "lightning"}], ids=["torch", "lightning"]
+    ("missing", "named"),
+    [
+        ({"torch"}, "torch"),
+        ({"pytorch_lightning", "lightning"}, "pytorch-lightning"),
+        ({"torch", "pytorch_lightning", "lightning"}, "torch pytorch-lightning"),
+    ],
+    ids=["torch", "lightning", "both"],
 )
-def test_a_missing_package_is_one_line_that_names_the_extra(
-    missing: set[str], monkeypatch: pytest.MonkeyPatch
+def test_a_missing_package_is_one_line_that_names_it(
+    missing: set[str], named: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name in missing else real(name))
-    with pytest.raises(MissingExtraError, match=r"pip install 'training-advisor\[lightning\]'"):
+    with pytest.raises(MissingExtraError, match=f"pip install {named}$"):
         command.main(["--no-open"], standalone_mode=False)
 
 

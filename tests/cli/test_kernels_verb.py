@@ -45,6 +45,7 @@ def test_list_says_what_there_is_and_stays_without_torch():
     assert "in place of: torch.nn.LayerNorm" in done.stdout
     assert "FlashAttention" in done.stdout
     assert done.stdout.splitlines()[-1].startswith("They cannot run here: PyTorch is not installed")
+    assert "pip install torch" in done.stdout.splitlines()[-1]
 
 
 def test_list_as_json_names_every_family_and_why_it_cannot_run():

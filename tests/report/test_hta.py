@@ -225,7 +225,7 @@ def test_without_the_extra_the_command_that_installs_it_is_named(tmp_path, monke
     monkeypatch.setattr(hta.importlib.util, "find_spec", lambda name: None)
 
     # THEN before any trace is read
-    with pytest.raises(MissingExtraError, match=r"--hta needs .*training-advisor\[hta\]"):
+    with pytest.raises(MissingExtraError, match=r"--hta needs .*pip install traceinsight 'pandas<3'$"):
         analyze(tmp_path / "no such file", hta=True)
 
 

@@ -108,7 +108,7 @@ def test_an_unknown_table_is_answered_with_those_there_are():
 def test_without_pandas_the_command_that_installs_it_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "pandas", None)
 
-    with pytest.raises(MissingExtraError, match=r"training-advisor\[tables\]"):
+    with pytest.raises(MissingExtraError, match=r"pip install pandas$"):
         _report().to_pandas()
 
 
