@@ -15,7 +15,7 @@ _HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 
 
 def anchors(text: str) -> set[str]:
-    """What GitHub calls the headings of a page: in lower case, with hyphens, numbered where one comes again."""
+    """What GitHub calls a page's headings: in lower case, with hyphens, numbered where one comes again."""
     found: dict[str, int] = {}
     names = set()
     for heading in _HEADING.findall(_CODE.sub("", text)):
