@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import shlex
 import sys
 from pathlib import Path
@@ -11,15 +10,14 @@ from typing import Any
 
 from advisor.kernels.bench.run import document, line, measured_roofs, rows, timed_families
 
+from benchmarks.kernels.record import write as replace
+
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 
 
 def write(folder: Path, result: dict[str, Any]) -> None:
-    """Replace the family's file at once, so that an interruption leaves the rows so far."""
-    name = f"kernels_{result['family']}{'_quick' * result['quick']}.json"
-    draft = folder / f".{name}"
-    draft.write_text(json.dumps(result, indent=1) + "\n")
-    draft.replace(folder / name)
+    """Replace the family's file."""
+    replace(folder / f"kernels_{result['family']}{'_quick' * result['quick']}.json", result)
 
 
 def main() -> None:

@@ -59,8 +59,14 @@ def steps(out: Path, families: Sequence[str]) -> list[Step]:
             "tune rows", 140, "benchmarks.kernels.tune_rows", "--budget-s", "110",
             "--output", str(out / "tune_rows.json"),
         ),
-        _step("tune paged_attention", 60, "benchmarks.kernels.tune_paged_attention", "--budget-s", "40"),
-        _step("tune quant", 80, "benchmarks.kernels.tune_quant", "--budget-s", "60"),
+        _step(
+            "tune paged_attention", 60, "benchmarks.kernels.tune_paged_attention", "--budget-s", "40",
+            "--output", str(out / "tune_paged_attention.json"),
+        ),
+        _step(
+            "tune quant", 80, "benchmarks.kernels.tune_quant", "--budget-s", "60",
+            "--output", str(out / "tune_quant.json"),
+        ),
         _step(
             "sanitize", 180, "benchmarks.kernels.sanitize", "--budget-s", "170",
             "--output", str(out / "sanitizer"),

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import multiprocessing
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,6 +26,8 @@ from advisor.kernels._launch import next_power_of_2
 from advisor.kernels.bench.paged_attention import Shape, inputs
 from advisor.kernels.bench.timing import Call, both_clocks_ms, copy_bandwidth
 from advisor.kernels.paged_attention import paged_attention
+
+from benchmarks.kernels.record import record, write
 
 Row = tuple[tuple[str, int], ...]
 
@@ -120,7 +121,7 @@ def main() -> None:
     parser.add_argument("--dims", type=int, nargs="*", default=[128], help="head dimensions")
     parser.add_argument("--jobs", type=int, default=14, help="processes that compile")
     parser.add_argument("--budget-s", type=float, default=60.0, help="no shape begins after this")
-    parser.add_argument("--output", type=Path, help="JSON of all times")
+    parser.add_argument("--output", type=Path, help="for the times, as JSON")
     args = parser.parse_args()
     start = time.monotonic()
     device = torch.device("cuda", 0)
@@ -148,7 +149,7 @@ def main() -> None:
                 found.append({"shape": str(shape), "row": name, "ms": single, "in_a_row_ms": row})
             torch.cuda.empty_cache()
             if args.output:
-                args.output.write_text(json.dumps(found, indent=1))
+                write(args.output, record(__spec__.name, found, roof))
         for name in sorted(sums, key=lambda name: sums[name])[1:4]:
             print(f"  ({next_power_of_2(dim)}, {name}),", flush=True)
     print(f"{time.monotonic() - start:.0f} s", flush=True)

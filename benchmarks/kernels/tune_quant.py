@@ -13,7 +13,6 @@ compiled side by side.
 from __future__ import annotations
 
 import argparse
-import json
 import multiprocessing
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -30,6 +29,8 @@ from advisor.kernels._launch import LaunchTable
 from advisor.kernels.bench.quant_matmul import random_weight, rivals
 from advisor.kernels.bench.timing import Call, both_clocks_ms, copy_bandwidth
 from advisor.kernels.quant_matmul import QuantizedWeight, weight_only_linear_reference
+
+from benchmarks.kernels.record import record, write
 
 Row = dict[str, int]
 
@@ -241,7 +242,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, nargs="*", default=[1, 16], help="of x, 16 at most")
     parser.add_argument("--budget-s", type=float, default=90.0, help="no weight begins after this")
     parser.add_argument("--jobs", type=int, default=14, help="processes that compile")
-    parser.add_argument("--output", type=Path, help="JSON of all times")
+    parser.add_argument("--output", type=Path, help="for the times, as JSON")
     args = parser.parse_args()
     start = time.monotonic()
     asked = [(rows, weight, trials(rows, weight[2])) for rows in args.rows for weight in WEIGHTS]
@@ -268,7 +269,7 @@ def main() -> None:
             print(f"  {single}  {row} ({entry.in_a_row_share:4.0%})  {ratios}  {entry.name}", flush=True)
         torch.cuda.empty_cache()
         if args.output:
-            args.output.write_text(json.dumps(results, indent=1))
+            write(args.output, record(__spec__.name, results, roof))
     print(f"{time.monotonic() - start:.0f} s", flush=True)
 
 

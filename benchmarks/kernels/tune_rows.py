@@ -11,10 +11,8 @@ At the end stand the rows that beat those of the tables, which may go there unde
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
 import multiprocessing
-import platform
 import random
 import statistics
 import time
@@ -24,12 +22,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import triton
 from advisor.kernels._device import architecture
 from advisor.kernels._launch import LaunchTable, next_power_of_2
 from advisor.kernels.bench import run
 from advisor.kernels.bench.timing import Call, Case, copy_bandwidth, rotated_ms
 from torch import Tensor
+
+from benchmarks.kernels.record import record, write
 
 Row = dict[str, int]
 #: Of the norm of the difference to eager's result over that of the result: its roundings may make 2e-2.
@@ -224,26 +223,13 @@ def _better(trial: Trial, size: int, results: Sequence[tuple[float, float, Row]]
     return [f"{trial.table}, sm_90: ({size}, {json.dumps(row)}),{gain}"]
 
 
-def _machine() -> dict[str, Any]:
-    """Where and when this was timed."""
-    return {
-        "device": torch.cuda.get_device_name(),
-        "torch": torch.__version__,
-        "cuda": torch.version.cuda or torch.version.hip,
-        "triton": triton.__version__,
-        "python": platform.python_version(),
-        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "command": "python -m benchmarks.kernels.tune_rows",
-    }
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--budget-s", type=float, default=110.0, help="no trial begins after this")
     parser.add_argument("--only", default="", metavar="TEXT", help="trials whose table or case holds TEXT")
     parser.add_argument("--repeats", type=int, default=30, help="timed calls of each row, over all orders")
     parser.add_argument("--jobs", type=int, default=16, help="processes that compile")
-    parser.add_argument("--output", type=Path, help="JSON of all times")
+    parser.add_argument("--output", type=Path, help="for the times, as JSON")
     args = parser.parse_args()
     start = time.monotonic()
     trials = [trial for trial in TRIALS if args.only in f"{trial.table} {trial.case}"]
@@ -284,9 +270,7 @@ def main() -> None:
             )  # fmt: skip
         better += _better(trial, trial.size(case), results)
         if args.output:
-            args.output.write_text(
-                json.dumps({**_machine(), "copy_bytes_per_s": roof, "rows": found}, indent=1)
-            )
+            write(args.output, record(__spec__.name, found, roof))
         torch.cuda.empty_cache()
     print("\nrows for the tables:", *better, sep="\n  ")
     print(f"{time.monotonic() - start:.0f} s")
