@@ -1,4 +1,4 @@
-"""What trials of launch parameters store: where, when and by which command they ran, and the times of each."""
+"""What trials of launch parameters store: where, when and by which command they ran, and their times."""
 
 from __future__ import annotations
 
