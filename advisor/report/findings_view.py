@@ -17,8 +17,8 @@ _MORE_THAN_SUM = 1.02
 def gain(finding: Finding | Together) -> str:
     """The likely saving of a step in words: ``saves 3.2 ms a step (12 %)``."""
     saving = finding.saving_ms
-    if is_wrong(finding):
-        return "results are wrong"
+    if isinstance(finding, Finding) and finding.wrong:
+        return "results are likely wrong" if finding.confidence == "heuristic" else "results are wrong"
     if saving is None:
         return "no saving told"
     share = finding.saving_fraction
@@ -26,11 +26,6 @@ def gain(finding: Finding | Together) -> str:
         return "likely saves nothing"
     told = f"saves {fmt.duration(saving.likely)} a step"
     return told if share is None else f"{told} ({fmt.percent(share)})"
-
-
-def is_wrong(finding: Finding | Together) -> bool:
-    """Whether the loop computes something else than it is meant to."""
-    return isinstance(finding, Finding) and finding.wrong
 
 
 def is_nothing(finding: Finding | Together) -> bool:
@@ -105,7 +100,7 @@ def combined(report: Report) -> Combined | None:
     count, idle = len(together.rules), list(dict.fromkeys(_idle(report, together)))
     if count < 2 and not idle:
         return None
-    saving = [finding for finding in report.findings if not is_wrong(finding)]
+    saving = [finding for finding in report.findings if not finding.wrong]
     top = [finding.rule for finding in saving[:count]]
     first = top == together.rules and len(saving) == len(report.findings)
     alone, several = ("the first", f"the first {count}") if first else ("one of these", f"{count} of these")

@@ -186,8 +186,8 @@ class _View:
 
     def _saving(self, found: Finding | Together) -> Text:
         saving = found.saving_ms
-        if findings_view.is_wrong(found):
-            return self._text("wrong", "bold red")
+        if isinstance(found, Finding) and found.wrong:
+            return self._text("wrong?" if found.confidence == "heuristic" else "wrong", "bold red")
         if saving is None:
             return self._text(fmt.MISSING, "dim")
         if findings_view.is_nothing(found):

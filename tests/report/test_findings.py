@@ -156,7 +156,9 @@ def test_what_was_made_together_is_told_as_it_was() -> None:
 
 def test_wrong_results_are_told_as_such_before_all_savings() -> None:
     report = reports.rich()
-    wrong = model.Finding(rule="z.wrong", title="Gradients are garbage", wrong=True, evidence=["seen"])
+    wrong = model.Finding(
+        rule="z.wrong", title="Gradients are garbage", wrong=True, evidence=["seen"], confidence="modelled"
+    )
     # GIVEN more findings than the terminal shows
     savings = [saves(f"a.{place}", 9.0 - place / 10) for place in range(terminal.TOP_FINDINGS)]
     report.findings, report.together = [wrong, *savings], common("a.0", "a.1")
@@ -168,6 +170,8 @@ def test_wrong_results_are_told_as_such_before_all_savings() -> None:
         assert shown.index("Gradients are garbage") < shown.index("a.0")
     assert "results are wrong" in page
     assert "results are wrong" in text
+    # AND what is only likely is told so
+    assert findings_view.gain(model.Finding(rule="z", title="z", wrong=True)) == "results are likely wrong"
     # AND those that were played together are not the first ones of the list
     assert made(report)[0] == "2 of these made together"
     report.together.rules = ["a.0"]
