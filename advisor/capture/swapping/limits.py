@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +11,12 @@ from typing import Any
 _PARTITIONED = ("DeepSpeedStrategy", "XLAStrategy", "XLAFSDPStrategy")
 #: Strategies that gather parameters in hooks within the step, which a traced graph would not hold.
 _GATHERING = ("FSDPStrategy", "ModelParallelStrategy")
+_LIBRARIES = ("torch", "builtins", "lightning", "pytorch_lightning")
+#: Of a LightningModule, what runs when the gradients of a step are complete, or those of the one before are.
+_BETWEEN_STEPS = (
+    "backward", "on_before_backward", "on_after_backward", "on_before_optimizer_step", "optimizer_step",
+    "configure_gradient_clipping", "lr_scheduler_step", "on_train_batch_start", "on_train_batch_end",
+)  # fmt: skip
 
 
 def why_not(trainer: Any) -> str:
@@ -40,15 +48,18 @@ def why_no_replay(trainer: Any, module: Any) -> str:
     return ""
 
 
-def adds_up(held: Callable[[], Any]) -> bool:
+def adds_up(held: Callable[[], Any], looked_at: bool = False) -> bool:
     """Whether gradients outlive a step: several batches' are added up, now or later, or a hook looks at them.
 
     Args:
         held: gives the Trainer while there is one: a graph that was recorded of it may outlive it.
+        looked_at: what `looks_at_gradients` has found.
     """
     trainer = held()
     if trainer is None:
         return False
+    if looked_at:
+        return True
     hooked = (*trainer.callbacks, trainer.lightning_module)
     hooks = [getattr(of, "on_before_zero_grad", None) for of in hooked]
     if any(map(_is_users, [*hooks, getattr(trainer.lightning_module, "optimizer_zero_grad", None)])):
@@ -57,9 +68,40 @@ def adds_up(held: Callable[[], Any]) -> bool:
     return trainer.accumulate_grad_batches > 1 or any(will() for will in schedules if will is not None)
 
 
+def looks_at_gradients(module: Any) -> bool:
+    """Whether code of the module's or its parts' classes that a step may call names a `grad`."""
+    kinds = {kind for part in module.modules() for kind in type(part).__mro__}
+    return any(
+        _names_grad(method)
+        for kind in kinds
+        if kind.__module__.partition(".")[0] not in _LIBRARIES
+        for name, method in vars(kind).items()
+        if name not in _BETWEEN_STEPS
+    )
+
+
+def _names_grad(method: Any) -> bool:
+    """In itself, or in a function of the user's that it names."""
+    if isinstance(method, property):
+        method = method.fget
+    elif isinstance(method, (staticmethod, classmethod)):
+        method = method.__func__
+    function = inspect.unwrap(method) if isinstance(method, types.FunctionType) else None
+    if not isinstance(function, types.FunctionType):
+        return False
+    called = [function.__globals__.get(name) for name in function.__code__.co_names]
+    users = [f for f in called if isinstance(f, types.FunctionType) and _is_users(f)]
+    return any(_code_names_grad(f.__code__) for f in (function, *users))
+
+
+def _code_names_grad(code: types.CodeType) -> bool:
+    within = [c for c in code.co_consts if isinstance(c, types.CodeType)]
+    return "grad" in (*code.co_names, *code.co_consts) or any(map(_code_names_grad, within))
+
+
 def _is_users(hook: Any) -> bool:
-    """Whether a hook is not Lightning's own; these run once the next step's forward is over."""
-    return hook is not None and hook.__module__.partition(".")[0] not in ("lightning", "pytorch_lightning")
+    """Whether a hook is no library's own; these run once the next step's forward is over."""
+    return hook is not None and (hook.__module__ or "").partition(".")[0] not in _LIBRARIES
 
 
 def compiler_of(module: Any) -> Callable[..., Any] | None:

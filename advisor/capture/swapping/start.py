@@ -108,7 +108,14 @@ def begin(
         _say(trainer, "nothing is swapped under fast_dev_run")
         return Idle()
     from advisor.capture.swapping.engine import Engine
-    from advisor.capture.swapping.limits import adds_up, compiler_of, why_no_patterns, why_no_replay, why_not
+    from advisor.capture.swapping.limits import (
+        adds_up,
+        compiler_of,
+        looks_at_gradients,
+        why_no_patterns,
+        why_no_replay,
+        why_not,
+    )
     from advisor.capture.swapping.run import Swapping
     from advisor.swap.kinds.registry import chosen_kinds
 
@@ -134,7 +141,7 @@ def begin(
         patterns=not left,
         inner=compiler,
         replay=not unreplayed,
-        adds_up=partial(adds_up, weakref.ref(trainer)),
+        adds_up=partial(adds_up, weakref.ref(trainer), looks_at_gradients(module)),
     )
     return Swapping(
         trainer,

@@ -7,7 +7,7 @@ from types import SimpleNamespace as Plain
 import pytest
 from torch import nn
 
-from advisor.capture.swapping.limits import adds_up, why_no_replay
+from advisor.capture.swapping.limits import adds_up, looks_at_gradients, why_no_replay
 
 
 def trainer(strategy="SingleDeviceStrategy", ranks=1, accumulate=1, callbacks=(), base=object, module=None):
@@ -63,3 +63,42 @@ def test_gradients_are_needed_beyond_a_step_where_a_hook_looks_at_them_after_the
     assert needed(Model(), pl.callbacks.LambdaCallback(on_before_zero_grad=lambda *_: None))
     assert needed(Looking())
     assert needed(Keeping())
+
+
+def _norms(model):
+    return [float(p.grad.norm()) for p in model.parameters()]
+
+
+def test_a_model_whose_code_names_gradients_where_a_step_may_call_it_looks_at_them(pl):
+    class Plain(pl.LightningModule):
+        def training_step(self, batch, batch_idx):
+            return batch.requires_grad_().sum()
+
+        def on_after_backward(self):
+            self.norms = [p.grad.norm() for p in self.parameters()]
+
+    class Part(nn.Module):
+        def norm(self):
+            return sum(p.grad.norm() for p in self.parameters())
+
+    class Reads(Plain):
+        def training_step(self, batch, batch_idx):
+            return getattr(batch, "grad")  # noqa: B009
+
+    class Calls(Plain):
+        def training_step(self, batch, batch_idx):
+            return _norms(self)
+
+    class Has(Plain):
+        @property
+        def norms(self):
+            return _norms(self)
+
+    whole = Plain()
+    assert not looks_at_gradients(whole)
+    whole.part = Part()
+    assert looks_at_gradients(whole)
+    assert looks_at_gradients(Reads())
+    assert looks_at_gradients(Calls())
+    assert looks_at_gradients(Has())
+    assert adds_up(lambda: trainer(module=whole), looked_at=True)

@@ -118,6 +118,34 @@ def test_gradients_that_a_hook_looks_at_after_the_next_forward_are_those_of_the_
     assert looks.sums == plain.sums
 
 
+def test_gradients_that_untraced_code_of_the_step_reads_are_those_of_the_step_before(
+    pl, tmp_path, made, monkeypatch
+):
+    make, norms = make_model, []
+
+    def model_that_reads(light):
+        model = make(light)
+        original = type(model).training_step
+
+        @torch._dynamo.disable
+        def norm(self):
+            return sum(float(p.grad.norm()) for p in self.parameters() if p.grad is not None)
+
+        def training_step(self, batch, batch_idx):
+            loss = original(self, batch, batch_idx)
+            norms.append(self.norm())
+            return loss
+
+        type(model).training_step, type(model).norm = training_step, norm
+        return model
+
+    monkeypatch.setitem(globals(), "make_model", model_that_reads)
+    trained(pl, tmp_path, BATCHES)
+    trained(pl, tmp_path, BATCHES, advisor(swap=["replay"]))
+    assert made[0].replays > 14
+    assert norms[:BATCHES] == norms[BATCHES:]
+
+
 def test_a_step_that_reads_gradients_of_the_step_before_is_not_replayed(pl, tmp_path, made, monkeypatch):
     make = make_model
 
