@@ -165,7 +165,9 @@ class Replayer:
         self._due |= _is_due(self._replays + 1)
         if self._due and self._may_check():
             self._due = False
-            self._prove(self._recording, args)
+            # Memory for it may be short; that for a replay is there.
+            with suppress(torch.OutOfMemoryError):
+                self._prove(self._recording, args)
         self._replays += 1
         return True
 

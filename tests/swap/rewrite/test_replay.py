@@ -610,6 +610,33 @@ def test_a_check_that_is_due_while_steps_are_timed_is_put_off() -> None:
     assert told == [f"after 47 replays: {loop.step_call.refused}"]
 
 
+def test_a_check_for_which_memory_is_short_is_left_out_and_the_step_replayed_on() -> None:
+    short = [False]
+
+    def call(*args: Tensor) -> tuple[Tensor, Tensor]:
+        if short[0]:
+            raise torch.OutOfMemoryError("no room for another step")
+        return Loop.plain(*args)
+
+    class Apart(OnCpu):
+        def record(self, forward: Any, backward: Any, replaced_bytes: int = 0) -> Recorded:
+            found = super().record(forward, backward, replaced_bytes)
+
+            def forward_alone() -> None:  # what is recorded does not call anything
+                was, short[0] = short[0], False
+                found.forward()
+                short[0] = was
+
+            return Recorded(found.outputs, found.gradients, forward_alone, found.backward)
+
+    loop, expected = Loop(Apart(), call), plain(20)
+    for i in range(20):
+        short[0] = i >= 6  # from then on, before the 13th replay too
+        loop.step(i)
+    assert not loop.step_call.refused
+    assert loop.losses == expected.losses
+
+
 @pytest.mark.parametrize(("off", "found"), [(1e-3, False), (0.5, True)])
 def test_what_was_replaced_is_held_against_the_original_as_a_whole(off: float, found: bool) -> None:
     # GIVEN a call that is, or is not, what the original does but for rounding
