@@ -7,7 +7,7 @@ Run ``python docs/generate_end_to_end.py`` after `python benchmarks/end_to_end.p
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,9 @@ BEGIN, END = "<!-- end to end: from here -->", "<!-- end to end: to here -->"
 _ABSENT = "Not yet measured: `benchmarks/results/end_to_end.json` does not exist."
 #: Variants with a column of their own, and its title.
 _OTHERS = {"compile": "torch.compile", "swap_compile": "swap and compile", "liger": "Liger"}
+
+#: Names of candidates that stored results have from before, and those of now.
+_EARLIER = {"attention (precise gradient)": "attention"}
 
 
 def render(page: str, results: Mapping[str, Any] | None) -> str:
@@ -55,8 +58,16 @@ def _part(results: Mapping[str, Any]) -> str:
         f"|{'---|' * len(titles)}",
         *(_row(name, model["variants"], others) for name, model in models.items()),
     ]
-    curves = list(_curves(models))
-    return "\n".join([*parts, *(["", *curves] if curves else [])])
+    for paragraph in ([*_names(parts)], [*_curves(models)]):
+        parts += ["", *paragraph] if paragraph else []
+    return "\n".join(parts)
+
+
+def _names(rows: Iterable[str]) -> Iterator[str]:
+    """What names of an earlier version mean, where a row has one."""
+    for earlier, now in _EARLIER.items():
+        if any(f"`{earlier}`" in row for row in rows):
+            yield f"`{earlier}` is an earlier name of `{now}`."
 
 
 def _row(name: str, variants: Mapping[str, Any], others: list[str]) -> str:
@@ -70,7 +81,9 @@ def _row(name: str, variants: Mapping[str, Any], others: list[str]) -> str:
     before_ms = eager.get("step_ms") or steps.get("eager_p50_ms")
     peaks = eager.get("peak_bytes") or steps.get("eager_peak_bytes"), swap["peak_bytes"]
     cells = [name, _number(before_ms, ".1f"), f"{swap['step_ms']:.1f}"]
-    cells.append(f"{before_ms / swap['step_ms']:.2f}×" if before_ms else "–")
+    # Where nothing was kept, both are the same loop, and what lies between them is noise.
+    compared = before_ms and told.get("kept") is not False
+    cells.append(f"{before_ms / swap['step_ms']:.2f}×" if compared else "–")
     cells += [_number(variants.get(v, {}).get("step_ms"), ".1f") for v in others]
     cells.append(" → ".join(_number(p / 1e9 if p else None, ".1f") for p in peaks))
     cells += [_done(told), _number(told.get("pause_s"), ".1f")]

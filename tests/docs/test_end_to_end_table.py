@@ -68,13 +68,22 @@ def test_without_a_run_of_its_own_eager_is_that_of_the_swapped_run(generator):
 
 
 def test_a_loop_that_was_left_alone_or_failed_says_so(generator):
-    alone = _swap(sites=[{"chosen": None}], remarks=[], verdict="nothing was swapped: no gain")
+    alone = _swap(sites=[{"chosen": None}], remarks=[], verdict="nothing was swapped: no gain", kept=False)
     failed = {"failed": "RuntimeError: no"}
     page = generator.render(
         PAGE, _results(calm={"variants": {"swap": alone}}, broken={"variants": {"swap": failed}})
     )
-    assert "| nothing was swapped: no gain | 7.0 |" in page
+    # AND no ratio of two runs of one loop
+    assert "| calm | 60.0 | 20.0 | – | 8.0 → 4.0 | nothing was swapped: no gain | 7.0 |" in page
     assert "| broken | | | | | RuntimeError: no | |" in page
+
+
+def test_a_name_of_an_earlier_version_is_explained_where_a_row_has_it(generator):
+    explained = "\n\n`attention (precise gradient)` is an earlier name of `attention`."
+    old = _swap(sites=[{"chosen": "advisor.kernels.attention (precise gradient)"}])
+    new = _swap(sites=[{"chosen": "advisor.kernels.attention"}])
+    assert explained in generator.render(PAGE, _results(net={"variants": {"swap": old}}))
+    assert "earlier name" not in generator.render(PAGE, _results(net={"variants": {"swap": new}}))
 
 
 def test_the_loss_is_told_beside_two_seeds(generator):
