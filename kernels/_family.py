@@ -24,6 +24,8 @@ class Family:
         what: one line.
         public: names that `advisor.kernels` hands out.
         replaces: PyTorch's names for what these kernels stand in for.
+        differs: what is otherwise than there, in a few words; nothing where one may simply be put for the
+            other.
         dtypes: of activations.
         hardware: what they are written for.
     """
@@ -31,6 +33,7 @@ class Family:
     what: str
     public: tuple[str, ...] = ()
     replaces: tuple[str, ...] = ()
+    differs: str = ""
     dtypes: tuple[str, ...] = ("fp32", "fp16", "bf16")
     hardware: str = "NVIDIA of compute capability 8.0 or newer"
 
@@ -43,23 +46,35 @@ def families(folder: Path = _HERE) -> dict[str, Family]:
 
 def _described(path: Path) -> Family:
     tree = ast.parse(path.read_text(encoding="utf-8"))
-    for statement in tree.body:
-        if not isinstance(statement, ast.Assign) or not isinstance(statement.value, ast.Call):
-            continue
-        if [ast.unparse(target) for target in statement.targets] == ["FAMILY"]:
-            given = {k.arg: ast.literal_eval(k.value) for k in statement.value.keywords if k.arg}
-            return Family(**given)
+    for statement in _descriptions(tree):
+        assert isinstance(statement.value, ast.Call)
+        given = {k.arg: ast.literal_eval(k.value) for k in statement.value.keywords if k.arg}
+        return Family(**given)
     return Family(what=(ast.get_docstring(tree) or path.stem).splitlines()[0])
+
+
+def _descriptions(tree: ast.Module) -> list[ast.Assign]:
+    """The statement `FAMILY = Family(...)`, if there is one."""
+    return [
+        statement
+        for statement in tree.body
+        if isinstance(statement, ast.Assign)
+        and isinstance(statement.value, ast.Call)
+        and [ast.unparse(target) for target in statement.targets] == ["FAMILY"]
+    ]
 
 
 def fingerprint(name: str, folder: Path = _HERE) -> str:
     """A hash of the sources that make up a family: the same where its kernels are the same.
 
-    Lines that are blank or hold a comment alone do not count.
+    Lines that are blank or hold a comment alone do not count, nor does what the family says of itself.
     """
     digest = hashlib.sha256()
     for path in sources(name, folder):
-        lines = [line.rstrip() for line in path.read_text(encoding="utf-8").splitlines()]
+        text = path.read_text(encoding="utf-8")
+        lines = [line.rstrip() for line in text.splitlines()]
+        for said in _descriptions(ast.parse(text)):
+            del lines[said.lineno - 1 : said.end_lineno]
         kept = [line for line in lines if line and not line.lstrip().startswith("#")]
         digest.update("\n".join([path.name, *kept, ""]).encode())
     return digest.hexdigest()[:16]

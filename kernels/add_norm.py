@@ -48,6 +48,7 @@ FAMILY = Family(
     what="residual addition, with dropout before it and either norm after it",
     public=("add_layer_norm", "add_rms_norm", "dropout_add"),
     replaces=("x + residual, then a norm", "dropout(x) + residual"),
+    differs="dropout draws other masks from the same seed; a norm gives the sum, too",
 )
 
 #: Size: elements.

@@ -43,6 +43,7 @@ FAMILY = Family(
     what="FlashAttention forward and backward: causal, window, mask, soft-cap, grouped, packed",
     public=("attention", "FlashAttention"),
     replaces=("torch.nn.functional.scaled_dot_product_attention",),
+    differs="causal in place of is_causal; no gradient for a mask; other dropout masks from the same seed",
     hardware="NVIDIA of compute capability 8.0 or newer; TMA and wgmma on 9.0",
 )
 

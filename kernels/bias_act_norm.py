@@ -51,6 +51,7 @@ FAMILY = Family(
     what="bias, activation and LayerNorm in one pass, any part left out",
     public=("bias_act_norm", "BiasActivationLayerNorm"),
     replaces=("LayerNorm(GELU(x + bias))",),
+    differs="the norm is over the last dimension alone",
 )
 
 #: Columns that a program holds in registers, with three sums beside them.

@@ -37,6 +37,7 @@ FAMILY = Family(
     what="cross-entropy on 16-bit logits without an fp32 copy, smoothing, z-loss",
     public=("cross_entropy", "CrossEntropyLoss"),
     replaces=("torch.nn.functional.cross_entropy", "torch.nn.CrossEntropyLoss"),
+    differs="classes come last; targets are class indices; no class weights",
 )
 
 REDUCTIONS = ("mean", "sum", "none")

@@ -37,6 +37,7 @@ FAMILY = Family(
     what="linear layer and cross-entropy, logits whole or in chunks",
     public=("linear_cross_entropy", "LinearCrossEntropy"),
     replaces=("cross_entropy(x @ weight.T, target)",),
+    differs="targets are class indices; no class weights",
 )
 
 VARIANTS = ("auto", "fast", "memory")

@@ -62,6 +62,7 @@ FAMILY = Family(
         "weight_only_linear",
     ),
     replaces=("torch.nn.Linear with a frozen weight",),
+    differs="the weight is rounded to 4 or 8 bits",
 )  # fmt: skip
 
 __all__ = [

@@ -31,6 +31,7 @@ FAMILY = Family(
     what="rotary embedding of queries and keys in one launch, half-split or interleaved",
     public=("rope",),
     replaces=("Hugging Face's apply_rotary_pos_emb",),
+    differs="layout in place of unsqueeze_dim; cos and sin get no gradient",
 )
 
 LAYOUTS = ("bshd", "bhsd")

@@ -33,6 +33,7 @@ FAMILY = Family(
     what="softmax and its logarithm with scale, mask and causality, any row length",
     public=("softmax", "log_softmax"),
     replaces=("torch.softmax", "torch.log_softmax"),
+    differs="over the last dimension alone, without dim",
 )
 
 _WHOLE_ROW = 16384

@@ -50,6 +50,8 @@ def list_(as_json: bool) -> None:
             _paragraph(f"names: {', '.join(public)}")
         if family.replaces:
             _paragraph(f"in place of: {'; '.join(family.replaces)}")
+        if family.differs:
+            _paragraph(f"but: {family.differs}")
         click.echo()
     click.echo(f"They cannot run here: {lacking}." if lacking else f"They run here on {_here.name()}.")
 

@@ -43,6 +43,7 @@ def test_list_says_what_there_is_and_stays_without_torch():
     done = process("list", before=without("torch", "triton"))
     assert done.returncode == 0, done.stderr
     assert "in place of: torch.nn.LayerNorm" in done.stdout
+    assert "but: over the last dimension alone, without dim" in done.stdout
     assert "FlashAttention" in done.stdout
     assert done.stdout.splitlines()[-1].startswith("They cannot run here: PyTorch is not installed")
     assert "pip install torch" in done.stdout.splitlines()[-1]

@@ -2,6 +2,7 @@
 
 import importlib
 import importlib.util
+import inspect
 
 import pytest
 from advisor.kernels._family import Family, families, fingerprint, sources
@@ -35,6 +36,7 @@ def test_the_sources_are_what_a_family_imports_directly_or_not(folder):
     [
         ("norm.py", "# a comment\n", True),
         ("norm.py", "\n\n", True),
+        ("norm.py", 'FAMILY = Family(\n    what="norms",\n    differs="in the last dimension",\n)\n', True),
         ("norm.py", "FACTOR = 3\n", False),
         ("_math.py", "E = 2\n", False),
         ("rope.py", "E = 2\n", True),
@@ -53,6 +55,21 @@ def test_a_family_is_described_as_its_module_says_and_has_the_names_it_gives(nam
     assert FAMILIES[name] == module.FAMILY
     assert FAMILIES[name].public
     assert all(callable(getattr(module, public)) for public in FAMILIES[name].public)
+
+
+@pytest.mark.parametrize(
+    ("name", "lacking", "said"),
+    [
+        ("cross_entropy", "weight", "no class weights"),
+        ("softmax", "dim", "without dim"),
+        ("attention", "is_causal", "causal in place of is_causal"),
+        ("rope", "unsqueeze_dim", "layout in place of unsqueeze_dim"),
+    ],
+)
+def test_an_argument_that_is_lacking_is_said_beside_what_the_family_replaces(name, lacking, said):
+    module = importlib.import_module(f"advisor.kernels.{name}")
+    assert lacking not in inspect.signature(getattr(module, name)).parameters
+    assert said in FAMILIES[name].differs
 
 
 @pytest.mark.parametrize("name", FAMILIES)
