@@ -58,7 +58,7 @@ def cli() -> None:
     """Say why a training step takes as long as it does, and what to change.
 
     \b
-    advisor demo                      train a small model here and open its report
+    advisor demo                      train two small models here and report on each
     advisor analyze trace.json.gz     report on a saved torch.profiler trace, with advice
     advisor explain                   the rules that advice comes from
     advisor compare A B               two runs beside each other: faster, beyond the noise?

@@ -125,4 +125,10 @@ def _describe(row: dict) -> str:
     if row["findings"]:
         lines.append("  what to change first:")
         lines += [f"  {one.title}: {gain(one)}" for one in msgspec.convert(row["findings"], list[Finding])]
-    return "\n".join([*lines, f"  report: {row['report']}"])
+    return "\n".join([*lines, f"  report: {_from_here(Path(row['report']))}"])
+
+
+def _from_here(path: Path) -> Path:
+    """The path from the current directory, where it lies in that."""
+    here = Path.cwd()
+    return path.relative_to(here) if path.is_relative_to(here) else path

@@ -10,7 +10,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from advisor.cli.demo import _describe, command
+from advisor.cli.demo import _describe, _from_here, command
 from advisor.errors import AdvisorError, MissingExtraError
 
 
@@ -62,6 +62,16 @@ def test_the_first_advice_is_told_with_what_it_saves() -> None:
     # THEN
     assert "what to change first:\n  Attention by hand: saves 10.3 ms a step (24.9%)" in text
     assert "what to change" not in _describe({**row, "findings": []})
+
+
+def test_a_report_in_the_current_directory_is_named_from_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inside, outside = tmp_path / "here" / "logs" / "report.html", tmp_path / "there" / "report.html"
+    inside.parent.mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "here")
+    assert _from_here(inside) == Path("logs/report.html")
+    assert _from_here(outside) == outside
 
 
 @pytest.mark.slow
