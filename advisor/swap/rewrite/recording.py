@@ -8,6 +8,7 @@ gets a copy first, unless the loop was seen to let go of such before the backwar
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -94,6 +95,8 @@ class Recording:
         self._given_to = [(i, g) for i, g in zip(self._wants, self._gradients, strict=True) if g is not None]
         self._leaves = [(self._args[i], g) for i, g in self._given_to]
         self._ours = {g.untyped_storage().data_ptr() for _, g in self._given_to}
+        self._storages = [g.untyped_storage()._cdata for _, g in self._given_to]
+        self._holders = [_holders(storage) for storage in self._storages]
 
     def takes(self, args: Sequence[Any]) -> bool:
         """Whether a call is like the recorded one."""
@@ -126,6 +129,24 @@ class Recording:
     def waiting(self) -> bool:
         """Whether a call has been replayed whose backward may still come."""
         return self._open is not None and self._open() is not None
+
+    def kept(self, thoroughly: bool) -> bool:
+        """Whether someone beside the parameters has gradients in our memory, which must not be written over.
+
+        Args:
+            thoroughly: whether it may be the parameters' very objects, which takes longer to see.
+        """
+        pairs = zip(self._storages, self._holders, self._leaves, strict=True)
+        if any(_holders(storage) > before + _is(leaf, mine) for storage, before, (leaf, mine) in pairs):
+            return True
+        if not thoroughly:
+            return False
+        spare = torch.zeros(1, requires_grad=True)
+        spare.grad = torch.zeros(1)
+        alone = _references(spare)
+        return any(
+            leaf is not None and _is(leaf, mine) and _references(leaf) > alone for leaf, mine in self._leaves
+        )
 
     def play(self, args: Sequence[Any]) -> tuple[Tensor | None, ...]:
         """Replay the call; what comes out is differentiable."""
@@ -245,6 +266,19 @@ def _is(leaf: Tensor | None, mine: Tensor | None) -> bool:
     if leaf is None or mine is None or leaf.grad is None:
         return False
     return leaf.grad.data_ptr() == mine.data_ptr()
+
+
+def _holders(storage: int) -> int:
+    return int(torch._C._storage_Use_Count(storage))
+
+
+def _references(leaf: Tensor) -> int:
+    """To its gradient, other than its own."""
+    gradient, leaf.grad = leaf.grad, None
+    try:
+        return sys.getrefcount(gradient)
+    finally:
+        leaf.grad = gradient
 
 
 def _each_in_its_own(gradients: Sequence[Tensor | None], others: Sequence[Any]) -> list[Tensor | None]:

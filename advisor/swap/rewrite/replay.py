@@ -163,7 +163,10 @@ class Replayer:
             self.proven = True
             return False
         self._due |= _is_due(self._replays + 1)
-        if self._due and self._may_check():
+        check = self._due and self._may_check()
+        if self._recording.kept(thoroughly=check):
+            raise Unrecordable("gradients are kept beyond the step")
+        if check:
             self._due = False
             # Memory for it may be short; that for a replay is there.
             with suppress(torch.OutOfMemoryError):

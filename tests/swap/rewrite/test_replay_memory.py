@@ -86,6 +86,37 @@ def test_gradients_that_autograd_hands_to_two_are_scaled_in_place_as_ever(call) 
     assert all(torch.equal(a, b) for a, b in zip(plain, replayed, strict=True))
 
 
+@pytest.mark.parametrize(
+    ("keep", "since"),
+    [(lambda g: g, 0), (lambda g: g[:2], 0), (lambda g: g[:2], 6), (Tensor.detach, 6)],
+    ids=["it", "a view", "a view, later", "detached, later"],
+)
+def test_gradients_that_the_loop_keeps_beyond_a_step_are_not_written_over(keep, since: int) -> None:
+    def train(call: Callable[..., Any]) -> list[float]:
+        leaves = parameters((4, 3), (4, 3))
+        kept: list[Tensor] = []
+        sums = []
+        for i in range(12):
+            loss = call(*leaves, batch(i))[0]
+            for leaf in leaves:
+                leaf.grad = None
+            loss.backward()
+            sums += [float(g.sum()) for g in kept]
+            if i >= since:
+                kept = [keep(leaf.grad) for leaf in leaves]
+            with torch.no_grad():
+                for leaf in leaves:
+                    assert leaf.grad is not None
+                    leaf.sub_(0.1 * leaf.grad)
+        return sums
+
+    recorder = OnCpu()
+    replayer = Replayer(summed, recorder)
+    assert train(replayer) == train(summed)
+    assert replayer.refused == "gradients are kept beyond the step"
+    assert recorder.replays > 1
+
+
 def two_views(w: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
     hidden = 2 * (x @ w)
     return hidden, hidden[:, :1]
