@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from advisor.report import format as fmt
 from advisor.report.model import CrossCheck, KernelGroup, Peak, Report
 
-_COSTS_REMEDY = "record shapes (record_shapes=True) and name the device (--device)"
+_SHAPES_REMEDY = "record shapes (record_shapes=True)"
 
 #: What a flag of a kernel means, for its tooltip and the glossary.
 FLAGS = {
@@ -176,8 +176,17 @@ def _mfu(report: Report) -> Metric:
         "Model FLOPs utilisation",
         _optional(fmt.percent(report.summary.mfu)),
         f"of {against}" if against else "of the dense peak of the pipe in use",
-        "the step has no matrix product or convolution" if _classified(report) else _COSTS_REMEDY,
+        "the step has no matrix product or convolution" if _classified(report) else _costs_remedy(report),
     )
+
+
+def _costs_remedy(report: Report) -> str:
+    """How to get what needs costs and roofs; the roofs of a CPU are measured where the trace was made."""
+    if not report.summary.cpu_only:
+        return f"{_SHAPES_REMEDY} and name the device (--device)"
+    if report.device.peaks:
+        return _SHAPES_REMEDY
+    return f"{_SHAPES_REMEDY} and analyse the trace on the machine that made it"
 
 
 def _classified(report: Report) -> bool:
@@ -193,7 +202,7 @@ def _roof(report: Report) -> Metric:
         _optional(fmt.percent(report.summary.roof_fraction)),
         f"time at the roof over time taken, {fmt.percent(report.summary.coverage.costed_time_fraction)} "
         f"of {work} time costed",
-        _COSTS_REMEDY,
+        _costs_remedy(report),
     )
 
 
@@ -207,7 +216,7 @@ def _bounds(report: Report) -> Metric:
         "Memory- / compute-bound",
         value,
         "of operator time" if report.summary.cpu_only else "of device time",
-        _COSTS_REMEDY,
+        _costs_remedy(report),
     )
 
 

@@ -23,6 +23,10 @@ _NAMED_OPS = 3
 _INFLATION = 1.15
 #: Device time may exceed the real step by this much: clocks and medians are good to a few percent.
 _SLACK = 1.05
+#: An operator this many times as fast as its roof says something of the roof...
+_FAR_ABOVE = 2.0
+#: ...where more than this share of the time goes to such operators.
+_WORTH_TELLING = 0.005
 #: Rows of one device with memories this close are not told apart.
 _ALIKE = 1.05
 
@@ -131,6 +135,28 @@ def roofs(analysis: Analysis, summary: Summary) -> Iterator[Quality]:
             f"efficiencies are told of roofs {found.bandwidth_source}; "
             "--roofs datasheet takes the datasheet's",
         )
+
+
+@check
+def cpu_roofs(analysis: Analysis, summary: Summary) -> Iterator[Quality]:
+    """Operators far above the roofs of a CPU, which are an estimate."""
+    found = analysis.device
+    if not analysis.timeline.cpu_only or not found.peaks:
+        return
+    time_ns = np.where(analysis.counted, analysis.timeline.launches.dur_ns, 0.0)
+    share = float(time_ns[analysis.bounds.efficiency > _FAR_ABOVE].sum()) / max(float(time_ns.sum()), 1.0)
+    if share <= _WORTH_TELLING:
+        return
+    if found.roofs == "measured":
+        why = "measured in about a second, the memory's beyond the caches, where small tensors lie"
+    else:
+        why = f"they are given, those of {found.matched or found.name}, and were not measured here"
+    yield _remark(
+        "info",
+        "device.cpu_roofs",
+        f"operators that take {share:.1%} of the time are over {_FAR_ABOVE:g} times as fast as this CPU's "
+        f"roofs, which are an estimate: {why}",
+    )
 
 
 @check

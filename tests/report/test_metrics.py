@@ -44,6 +44,14 @@ def test_a_busy_share_without_a_baseline_is_called_a_lower_bound(rich_report):
     assert "lower bound" in by_label(rich_report)["GPU busy"].note
 
 
+def test_roofs_of_an_unknown_cpu_are_to_be_had_where_the_trace_was_made(unknown_report):
+    assert "(--device)" in by_label(unknown_report)["Fraction of the roof"].remedy
+    unknown_report.summary.cpu_only = True
+    remedy = by_label(unknown_report)["Fraction of the roof"].remedy
+    assert remedy.endswith("analyse the trace on the machine that made it")
+    assert "--device" not in remedy
+
+
 def test_zero_is_a_figure_and_not_missing(rich_report):
     rich_report.summary.mfu = 0.0
     assert by_label(rich_report)["Model FLOPs utilisation"].value == "0.0%"

@@ -8,6 +8,7 @@ from advisor.report.groups import kernel_groups
 from advisor.report.model import Quality
 from advisor.report.quality import data_quality
 from advisor.report.summary import summarise
+from advisor.roofline.devices import Device
 from advisor.trace.events import Loss
 from advisor.trace.link import join
 from tests.report.loops import SQUARE, analyse, loop
@@ -190,6 +191,48 @@ def test_a_gpu_machine_without_device_work_is_a_warning_and_a_cpu_machine_is_not
         assert remark.level == level
         assert "give no advice" in remark.message
         assert device is None or device in remark.message
+
+
+@pytest.mark.parametrize(("dur_us", "told"), [(1000, False), (60, True)])
+def test_a_cpu_whose_operators_are_far_above_its_roofs_is_said_to_be_estimated(
+    dur_us, told, monkeypatch
+) -> None:
+    # GIVEN a CPU of 10 GB/s, with a cache of 8 MB, and an operator that moves 3 MB
+    cpu = Device(
+        "CPU", roofs="measured", peaks={"vector_fp32": 100e9}, bandwidth_bytes_per_s=10e9, llc_bytes=8 << 20
+    )
+    monkeypatch.setattr("advisor.roofline.cpu_roof.measure_cpu", lambda: cpu)
+    monkeypatch.setattr("advisor.roofline.cpu_roof.cpu_name", lambda: "A CPU")
+    builder = Builder(device=None).context(device={"name": "A CPU"})
+    builder.op("aten::add", 0, dur_us, dims=[[512, 512], [512, 512], []], dtype="float")
+
+    found = remarks(builder)
+
+    assert ("device.cpu_roofs" in found) == told
+    if told:
+        assert "100.0% of the time" in found["device.cpu_roofs"].message
+        assert "an estimate: measured in about a second" in found["device.cpu_roofs"].message
+
+
+def test_a_cpu_that_was_not_measured_here_has_roofs_of_another(tmp_path) -> None:
+    figures = tmp_path / "slow.toml"
+    figures.write_text(
+        "[device.slow]\nlike = 'h100-sxm'\nbandwidth_bytes_per_s = 1e9\n"
+        "[device.slow.peaks]\nvector_fp32 = 1e9\n"
+    )
+    builder = Builder(device=None)
+    builder.op("aten::add", 0, 60, dims=[[512, 512], [512, 512], []], dtype="float")
+
+    message = remarks(builder, device=str(figures))["device.cpu_roofs"].message
+
+    assert message.endswith("an estimate: they are given, those of slow, and were not measured here")
+
+
+def test_an_unknown_cpu_is_to_be_analysed_where_the_trace_was_made() -> None:
+    builder = Builder(device=None).op("aten::mm", 0, 9, dims=[SQUARE, SQUARE])
+    message = remarks(builder)["device.unknown"].message
+    assert message.endswith("on the machine that made the trace; analyse it there")
+    assert "--device" not in message
 
 
 def test_times_in_remarks_have_the_unit_that_suits_them() -> None:
