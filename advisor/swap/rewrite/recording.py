@@ -95,8 +95,11 @@ class Recording:
         self._given_to = [(i, g) for i, g in zip(self._wants, self._gradients, strict=True) if g is not None]
         self._leaves = [(self._args[i], g) for i, g in self._given_to]
         self._ours = {g.untyped_storage().data_ptr() for _, g in self._given_to}
-        self._storages = [g.untyped_storage()._cdata for _, g in self._given_to]
-        self._holders = [_holders(storage) for storage in self._storages]
+        # Parameters that are concatenated get parts of one storage.
+        self._sharing: dict[int, list[tuple[Any, Tensor]]] = {}
+        for leaf, g in self._leaves:
+            self._sharing.setdefault(g.untyped_storage()._cdata, []).append((leaf, g))
+        self._holders = {storage: _holders(storage) for storage in self._sharing}
 
     def takes(self, args: Sequence[Any]) -> bool:
         """Whether a call is like the recorded one."""
@@ -136,9 +139,9 @@ class Recording:
         Args:
             thoroughly: whether it may be the parameters' very objects, which takes longer to see.
         """
-        pairs = zip(self._storages, self._holders, self._leaves, strict=True)
-        if any(_holders(storage) > before + _is(leaf, mine) for storage, before, (leaf, mine) in pairs):
-            return True
+        for storage, sharing in self._sharing.items():
+            if _holders(storage) > self._holders[storage] + sum(_is(leaf, mine) for leaf, mine in sharing):
+                return True
         if not thoroughly:
             return False
         spare = torch.zeros(1, requires_grad=True)
