@@ -45,9 +45,9 @@ def trained(call: Callable[..., Any], leaves: list[Tensor], replay: bool) -> Rep
     """Steps whose gradients are scaled in place, as by clipping."""
     replayer = Replayer(call, Shared()) if replay else None
     for i in range(10):
+        loss = (replayer or call)(*leaves, batch(i))[0]
         for leaf in leaves:
             leaf.grad = None
-        loss = (replayer or call)(*leaves, batch(i))[0]
         loss.backward()
         with torch.no_grad():
             for leaf in leaves:
