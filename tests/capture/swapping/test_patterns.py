@@ -17,9 +17,9 @@ from advisor.capture.swapping import steps as swapping_steps
 from advisor.capture.swapping.engine import ALLOW_CPU
 from advisor.swap import decide
 from advisor.swap.rewrite import attend
-from advisor.swap.rewrite.backend import Traced
 from advisor.swap.rewrite.record import Recorded, Unrecordable
 from advisor.swap.rewrite.replay import Replayer
+from advisor.swap.rewrite.traced import Traced
 from advisor.swap.rewrite.wrap import StepRewrite
 from advisor.swap.site import Trial
 from tests.capture.tiny import make_trainer, rows

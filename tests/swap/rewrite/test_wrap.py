@@ -14,7 +14,7 @@ from advisor.kernels._device import UnsupportedError
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from advisor.swap.rewrite import backend
+from advisor.swap.rewrite import traced
 from advisor.swap.rewrite.wrap import StepRewrite
 from advisor.swap.site import Outcome
 from tests.swap.alone import alone
@@ -213,7 +213,7 @@ def test_a_fault_of_ours_leaves_the_step_as_it_is(monkeypatch):
     def broken(_facts):
         raise ZeroDivisionError("planted")
 
-    monkeypatch.setattr(backend, "find", broken)
+    monkeypatch.setattr(traced, "find", broken)
     net, rewrite = installed()
     x = qkv()
     with pytest.warns(UserWarning, match="left as it is.*planted"):
