@@ -162,8 +162,9 @@ class Rewriter:
 
     @property
     def recordable(self) -> bool:
-        """Whether some of the graphs at hand might be recorded."""
-        return self.recorder is not None and any(graph.recordable for graph in self.graphs)
+        """Whether the larger part of the graphs at hand might be recorded."""
+        sizes = [(graph.size if graph.recordable else 0, graph.size) for graph in self.graphs]
+        return self.recorder is not None and 2 * sum(a for a, _ in sizes) > sum(b for _, b in sizes)
 
     def replay_whole(self, on: bool) -> None:
         """Replay the step though nothing is replaced in it, if that is faster than launching; or do not."""
@@ -171,8 +172,9 @@ class Rewriter:
         self.version += 1
 
     def replayers(self) -> list[Replayer]:
-        """Of the graphs at hand, those that are replayed, or were to be."""
-        return [graph.replayer for graph in self.graphs if graph.replayer is not None]
+        """Of the graphs at hand, those that are replayed, or were to be; the largest graph's first."""
+        largest_first = sorted(self.graphs, key=lambda graph: -graph.size)
+        return [graph.replayer for graph in largest_first if graph.replayer is not None]
 
     def key(self, site: Site) -> str:
         """What the site is known by in every process."""

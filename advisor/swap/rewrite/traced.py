@@ -249,6 +249,11 @@ class Traced:
             self._rewriter.failure = f"a check found what it computes to be something else, {why}"
 
     @property
+    def size(self) -> int:
+        """Of the graph, in nodes."""
+        return len(self._gm.graph.nodes)
+
+    @property
     def recordable(self) -> bool:
         """Whether it might be recorded: what it does on the host would not be."""
         return not self._works_on_the_host()

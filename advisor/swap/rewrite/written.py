@@ -15,18 +15,24 @@ from advisor.swap.tensors import same_values
 from .alike import Differs, alike
 
 
-def written_by(call: Callable[..., Any], args: Sequence[Any]) -> tuple[Any, list[int]]:
-    """What a call gives, and which of its arguments it has written to."""
+def written_by(call: Callable[..., Any], args: Sequence[Any]) -> tuple[Any, list[int] | None]:
+    """What a call gives, and which of its arguments it has written to; None if there is no memory to tell."""
     tensors = {i: a for i, a in enumerate(args) if isinstance(a, Tensor)}
-    # Running statistics are written to without a new version.
-    values = {i: t.detach().clone() for i, t in tensors.items() if not t.requires_grad}
+    try:
+        # Running statistics are written to without a new version.
+        values = {i: t.detach().clone() for i, t in tensors.items() if not t.requires_grad}
+    except torch.OutOfMemoryError:
+        return call(*args), None
     versions = {i: t._version for i, t in tensors.items()}
     result = call(*args)
-    return result, [
-        i
-        for i, t in tensors.items()
-        if t._version != versions[i] or (i in values and not same_values(t, values[i]))
-    ]
+    try:
+        return result, [
+            i
+            for i, t in tensors.items()
+            if t._version != versions[i] or (i in values and not same_values(t, values[i]))
+        ]
+    except torch.OutOfMemoryError:
+        return result, None
 
 
 def shared_among(results: Any) -> list[tuple[Tensor, int]]:

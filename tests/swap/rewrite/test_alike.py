@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from advisor.swap.rewrite.alike import Checked, Differs, alike
+from advisor.swap.rewrite.alike import Checked, Differs, alike, hold_to
 
 
 def original(w: Tensor, x: Tensor) -> tuple[Tensor]:
@@ -74,3 +74,24 @@ def test_what_is_no_finite_number_in_both_is_the_same_and_in_one_is_not(value: f
     for mine, expected in ((masked, plain), (plain, masked), (masked * 2, masked)):
         with pytest.raises(Differs, match="not the same"):
             alike("output", [mine], [expected])
+
+
+@pytest.mark.parametrize(
+    ("off", "dtype", "autocast", "right"),
+    [
+        (0.1, torch.float32, False, False),
+        (0.1, torch.float32, True, True),
+        (0.1, torch.bfloat16, False, True),
+        (0.5, torch.bfloat16, False, False),
+        (0.01, torch.float32, False, True),
+    ],
+)
+def test_what_has_no_16_bits_is_held_to_less(off, dtype, autocast, right) -> None:
+    exact = [torch.randn(50, dtype=dtype)]
+    mine: list[Tensor | None] = [exact[0] * (1 + off)]
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
+        if right:
+            hold_to((exact, exact), mine, mine)
+        else:
+            with pytest.raises(Differs, match="not the same"):
+                hold_to((exact, exact), mine, mine)

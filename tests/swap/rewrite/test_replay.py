@@ -610,6 +610,18 @@ def test_a_check_that_is_due_while_steps_are_timed_is_put_off() -> None:
     assert told == [f"after 47 replays: {loop.step_call.refused}"]
 
 
+def test_a_first_call_for_whose_copies_memory_is_short_runs_as_it_is(monkeypatch) -> None:
+    def full(*_: Any) -> bool:
+        raise torch.OutOfMemoryError("no room to compare")
+
+    monkeypatch.setattr("advisor.swap.rewrite.written.same_values", full)
+    loop, expected = Loop(), plain(6)
+    for i in range(6):
+        loop.step(i)
+    assert "no memory" in loop.step_call.refused
+    assert loop.losses == expected.losses
+
+
 def test_a_check_for_which_memory_is_short_is_left_out_and_the_step_replayed_on() -> None:
     short = [False]
 
