@@ -72,34 +72,27 @@ class Account:
     def leave_out(self, out: Sequence[Part], why: str) -> None:
         """Whole steps are compared anew without these, for what stood against all of it."""
         all_of_it = f"with {counted(self.better)}"
-        gone = {(part.mechanism, part.what, part.where) for part in out}
-        self._sites = [
-            left_out(site, f"{all_of_it} {why}")
-            if (site.mechanism, site.what, tuple(site.where)) in gone
-            else site
-            for site in self._sites
-        ]
+        self._leave(dict.fromkeys(out, f"{all_of_it} {why}"))
         self.against.append(f"{all_of_it}, {why}")
         self.say(f"{self.against[-1]}; comparing anew without {fmt.few([part.what for part in out], 3)}")
 
     def find_at_fault(self, why: Mapping[Part, str]) -> None:
         """These are wrong in the whole step, though right by themselves: it is compared anew without them."""
-        told = {(part.mechanism, part.what, part.where): reason for part, reason in why.items()}
-        for at, site in enumerate(self._sites):
-            reason = told.get((site.mechanism, site.what, tuple(site.where)))
-            if reason is not None:
-                self._sites[at] = left_out(site, reason)
-                self._remarks.append(f"{site.what} at {fmt.few(list(site.where))}: left out, since {reason}")
-                self.say(f"{site.what} is left out, since {reason}; comparing anew without it")
+        for site, reason in self._leave(why):
+            self._remarks.append(f"{site.what} at {fmt.few(list(site.where))}: left out, since {reason}")
+            self.say(f"{site.what} is left out, since {reason}; comparing anew without it")
 
     def leave_unreplayed(self, why: Mapping[Part, str]) -> None:
         """The step as it is is not replayed, for a reason of its own."""
-        for part, reason in why.items():
-            gone = (part.mechanism, part.what, part.where)
-            self._sites = [
-                left_out(site, reason) if (site.mechanism, site.what, tuple(site.where)) == gone else site
-                for site in self._sites
-            ]
+        self._leave(why)
+
+    def _leave(self, why: Mapping[Part, str]) -> list[tuple[SwapSite, str]]:
+        """Note of the sites of these parts that they are left out; gives them as they were, each with why."""
+        told = {(part.mechanism, part.what, part.where): reason for part, reason in why.items()}
+        reasons = [told.get((site.mechanism, site.what, tuple(site.where))) for site in self._sites]
+        pairs = list(zip(self._sites, reasons, strict=True))
+        self._sites = [site if reason is None else left_out(site, reason) for site, reason in pairs]
+        return [(site, reason) for site, reason in pairs if reason is not None]
 
     def give_up_patterns(self, why: str) -> None:
         """The step's graph runs as it is."""
