@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ._device import sm_count
 from ._launch import LaunchTable
-from ._math import activation, activation_gradient, at_once, sum_as_eager
+from ._math import activation, activation_gradient, at_once, sum_as_eager, widened
 from ._norm_stream import AVAILABLE, WIDTH
 
 #: Size: columns. As `_norm_stream.STREAM`.
@@ -30,13 +30,13 @@ STREAM = LaunchTable(
 )
 
 if AVAILABLE:
-    from ._norm_stream import add_both, ask, async_copy, gl, gluon, row_of, wide
+    from ._norm_stream import add_both, ask, async_copy, gl, gluon, row_of
 
     @gluon.jit
     def weighted(dy, w_row, c, WEIGHTED: gl.constexpr):
         """A thread's piece `c` of dy, times the weight."""
         if WEIGHTED:
-            dy = dy * wide(w_row.slice(c * dy.shape[0], dy.shape[0]).load(dy.type.layout))
+            dy = dy * widened(w_row.slice(c * dy.shape[0], dy.shape[0]).load(dy.type.layout))
         return dy
 
     @gluon.jit
@@ -88,11 +88,11 @@ if AVAILABLE:
             for c in gl.static_range(PIECES):
                 x = x_row.slice(c * SIZE, SIZE).load(layout)
                 if bias_ptr is None:
-                    u = wide(x)
+                    u = widened(x)
                 else:
                     u = sum_as_eager(x, bias_row.slice(c * SIZE, SIZE).load(layout))
                 h = (activation(u, ACT, ROUGH) - mean) * rstd
-                dy = wide(dy_row.slice(c * SIZE, SIZE).load(layout))
+                dy = widened(dy_row.slice(c * SIZE, SIZE).load(layout))
                 g = weighted(dy, w_row, c, WEIGHTED)
                 along = along + gl.sum(g * h, axis=1)
                 level = level + gl.sum(g, axis=1)
@@ -107,7 +107,7 @@ if AVAILABLE:
             scaled_level = level_all * (rstd / N)
             dx_row = row_of(dx_ptr, row, N)
             for c in gl.static_range(PIECES):
-                g = weighted(wide(dy_row.slice(c * SIZE, SIZE).load(layout)), w_row, c, WEIGHTED)
+                g = weighted(widened(dy_row.slice(c * SIZE, SIZE).load(layout)), w_row, c, WEIGHTED)
                 dx = gl.fma(hs[c], -scaled_along, g * rstd - scaled_level) * slopes[c]
                 gl.store(dx_row + (at + c * SIZE * WIDTH), dx.to(dx_ptr.dtype.element_ty))
                 next_dbias = next_dbias + (dbias[c] + dx,)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ._device import shared_bytes, sm_count
 from ._launch import LaunchTable
+from ._math import widened
 
 try:
     import triton
@@ -68,27 +69,15 @@ if AVAILABLE:
         async_copy.commit_group()
 
     @gluon.jit
-    def wide(x):
-        """x in fp32: of bfloat16, one instruction an element."""
-        if x.dtype == gl.bfloat16:
-            y = gl.inline_asm_elementwise(
-                "shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000;", "=r,=r,r", [x], dtype=gl.uint32,
-                is_pure=True, pack=2,
-            ).to(gl.float32, bitcast=True)  # fmt: skip
-        else:
-            y = x.to(gl.float32)
-        return y
-
-    @gluon.jit
     def piece(x_row, dy_row, w_row, c, mean, rstd, offset, WEIGHTED: gl.constexpr, SHIFTED: gl.constexpr):
         """Of a thread's piece `c` of a row h, dy, and dy times the weight."""
         SIZE: gl.constexpr = gl.num_warps() * 32
         layout: gl.constexpr = gl.BlockedLayout([1, x_row.shape[1]], [32, 1], [gl.num_warps(), 1], [1, 0])
-        xhat = (wide(x_row.slice(c * SIZE, SIZE).load(layout)) - mean) * rstd
-        dy = wide(dy_row.slice(c * SIZE, SIZE).load(layout))
+        xhat = (widened(x_row.slice(c * SIZE, SIZE).load(layout)) - mean) * rstd
+        dy = widened(dy_row.slice(c * SIZE, SIZE).load(layout))
         g = dy
         if WEIGHTED:
-            w = wide(w_row.slice(c * SIZE, SIZE).load(layout))
+            w = widened(w_row.slice(c * SIZE, SIZE).load(layout))
             if SHIFTED:
                 w = w + offset
             g = dy * w

@@ -70,6 +70,7 @@ def install(monkeypatch, module, *names):
         gluon_stand_in.install(monkeypatch, [each])
         monkeypatch.setattr(each, "gl", Language)
         monkeypatch.setattr(each, "async_copy", copies)
+        monkeypatch.setattr(each, "widened", lambda x: x.float())
     row = {"num_warps": WARPS, "STAGES": 3, "programs_per_sm": 1}
     monkeypatch.setattr(module.STREAM, "pick", lambda size, device: row)
     monkeypatch.setattr(module, "sm_count", lambda device: 3)
