@@ -12,6 +12,7 @@ from advisor.capture.clock import StepClock
 from advisor.capture.steptime import median_ms
 from advisor.report import format as fmt
 from advisor.report.model import Saving, SwapSteps
+from advisor.swap.memory import grows
 
 #: Which blocks run with swaps: each way is first once and last once, so that a drift weighs on both alike.
 ORDER = (False, True, True, False)
@@ -20,8 +21,6 @@ WARM_CYCLES = 3
 SETTLE_CYCLES = 2
 #: Cycles that are timed in a block, at most and at least.
 MOST, LEAST = 10, 4
-#: Growth of the peak that is the allocator's noise.
-_MEMORY_NOISE = 0.01
 _Z95 = 1.959964
 
 
@@ -90,7 +89,7 @@ def objection(steps: SwapSteps, max_memory_growth: float) -> str:
             f"{fmt.duration(before)} without"
         )
     peaks = steps.eager_peak_bytes, steps.swapped_peak_bytes
-    if peaks[0] and peaks[1] and peaks[1] > peaks[0] * (1 + max_memory_growth + _MEMORY_NOISE):
+    if peaks[0] and peaks[1] and grows(peaks[0], peaks[1], max_memory_growth):
         return (
             f"peak memory grows from {fmt.nbytes(peaks[0])} to {fmt.nbytes(peaks[1])}; "
             "swap_max_memory_growth allows more"

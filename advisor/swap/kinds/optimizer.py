@@ -133,13 +133,7 @@ def fused_change(where: str, optimizer: Optimizer) -> Change:
         flags[:] = [
             {name: group.get(name) for name in ("fused", "foreach")} for group in optimizer.param_groups
         ]
-        for group in optimizer.param_groups:
-            group["fused"], group["foreach"] = True, False
-        for p, step in _steps(optimizer):
-            homes[p] = step
-            value = step if isinstance(step, Tensor) else torch.tensor(float(step))
-            optimizer.state[p]["step"] = value.to(device=p.device, dtype=torch.float32, copy=True)
-
+        homes.update(_fuse(optimizer))
         hooks.append(optimizer.register_state_dict_post_hook(saved))
 
     def home(p: Tensor, step: Any) -> Any:
@@ -172,6 +166,18 @@ def fused_change(where: str, optimizer: Optimizer) -> Change:
         homes.clear()
 
     return Change(f"{where}: torch.optim.{type(optimizer).__name__}(fused=True)", do, undo)
+
+
+def _fuse(optimizer: Optimizer) -> dict[Tensor, Any]:
+    """Have the next step fused; gives the step counts that stood where a fused step has its own."""
+    stood: dict[Tensor, Any] = {}
+    for group in optimizer.param_groups:
+        group["fused"], group["foreach"] = True, False
+    for p, step in _steps(optimizer):
+        stood[p] = step
+        value = step if isinstance(step, Tensor) else torch.tensor(float(step))
+        optimizer.state[p]["step"] = value.to(device=p.device, dtype=torch.float32, copy=True)
+    return stood
 
 
 def _steps(optimizer: Optimizer) -> Iterator[tuple[Tensor, Any]]:
@@ -248,8 +254,9 @@ def _proven(optimizer: Optimizer, candidate: Candidate) -> Trial:
 
 
 def _fused_twin(optimizer: Optimizer) -> Optimizer:
+    # Without the change's hook, which would hold it and all of its copies until garbage is collected.
     made = twin(optimizer)
-    fused_change("", made).do()
+    _fuse(made)
     return made
 
 

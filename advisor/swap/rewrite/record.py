@@ -12,14 +12,14 @@ from typing import Protocol, TypeVar
 import torch
 from torch import Tensor
 
+from advisor.report import format as fmt
 from advisor.swap.guard import no_garbage_collected
+from advisor.swap.memory import grows
 
 _T = TypeVar("_T")
 #: Of the device's memory, what nothing may count on, and how much more than its peak a loop reserves.
 _SPARE_BYTES = 2**29
 _FRAGMENTED = 1.1
-#: And by how much two peaks of one loop may differ.
-_NOISE = 1.01
 
 
 class Unrecordable(Exception):
@@ -163,13 +163,13 @@ class CudaRecorder:
         """The step as it was must find its memory beside the recording: it is compared, and put back."""
         free, _ = torch.cuda.mem_get_info(self._device)
         if free + reserved < _FRAGMENTED * self._loop_bytes + pool + _SPARE_BYTES:
-            raise Unrecordable(f"beside the loop there is no room for the {pool / 1e9:.1f} GB of it")
+            raise Unrecordable(f"beside the loop there is no room for the {fmt.nbytes(pool)} of it")
         after_bytes = allocated + self.held_bytes
-        if self._loop_bytes and after_bytes > _NOISE * self._loop_bytes and not self._may_grow:
-            before, after = self._loop_bytes / 1e9, after_bytes / 1e9
+        if self._loop_bytes and grows(self._loop_bytes, after_bytes) and not self._may_grow:
+            before, after = fmt.nbytes(self._loop_bytes), fmt.nbytes(after_bytes)
             raise Unrecordable(
-                f"it holds {pool / 1e9:.1f} GB, with which memory would grow from {before:.1f} to "
-                f"{after:.1f} GB; swap_max_memory_growth allows more"
+                f"it holds {fmt.nbytes(pool)}, with which memory would grow from {before} to {after}; "
+                "swap_max_memory_growth allows more"
             )
 
     def _captured(self, run: Callable[[], _T]) -> tuple[_T, Callable[[], None]]:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from advisor.swap import memory
 from advisor.swap.rewrite.record import CudaRecorder
 from advisor.swap.rewrite.replay import Replayer
 
@@ -168,7 +169,8 @@ def test_a_recording_that_breaks_in_the_middle_leaves_stream_and_random_numbers(
     torch.rand(4, device="cuda")
 
 
-def test_a_recording_for_which_there_is_no_room_is_dropped() -> None:
+def test_a_recording_for_which_there_is_no_room_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "WORKSPACES_BYTES", 0)
     loop = Loop(plain, loop_bytes=1).run(6)
     assert "memory would grow" in loop.call.refused
 
