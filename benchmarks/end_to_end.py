@@ -20,6 +20,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import datetime
+import functools
 import gc
 import json
 import logging
@@ -31,7 +32,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -79,8 +80,8 @@ def train(
     Returns:
         ``step_ms`` of the `timed` steps, ``host_ms`` from each one's start to its end on the host,
         ``garbage_ms`` of Python's collector, ``peak_bytes`` in half of them and ``largest_peak_bytes`` in
-        all, of which ``graph_bytes`` are what CUDA graphs hold and no allocation tells of; ``losses``,
-        ``seconds``, ``swaps``, ``stages`` of the trying.
+        all, of which ``graph_bytes`` are what CUDA graphs hold and no allocation tells of;
+        ``reserved_bytes`` in the end; ``losses``, ``seconds``, ``swaps``, ``stages`` of the trying.
     """
     import torch
     from end_to_end_models import lightning, module
@@ -98,6 +99,7 @@ def train(
             self.clock, self.losses = StepClock(kind), []
             self.peaks: list[int] = []
             self.graph_bytes: int | None = None
+            self.reserved_bytes: int | None = None
             self.host_ms: list[float] = []
             self.garbage = Garbage()
             self.begin = steps - timed - 1
@@ -116,18 +118,18 @@ def train(
                 self.peaks += [peak for peak in [device.peak_bytes(kind)] if peak is not None]
             if batch_idx == self.begin:
                 self.garbage.ms = 0.0
+                reserved_bytes(kind, anew=True)
             if batch_idx >= self.begin:  # before that, swap counts
                 device.reset_peak(kind)
             if batch_idx >= self.begin:
                 self.clock.mark()
             if batch_idx == self.begin + timed:
                 device.synchronize(kind)
-                self.graph_bytes = graph_bytes(kind)
+                self.graph_bytes, self.reserved_bytes = graph_bytes(kind), reserved_bytes(kind)
                 trainer.should_stop = True
 
     light.seed_everything(seed, verbose=False)
-    generator = torch.Generator().manual_seed(1)
-    batches = [task.batch(generator) for _ in range(min(steps, 16))]
+    batches = made(task.batch, min(steps, 16), kind == "cuda")
     loop: Any = module(task, task.sdpa if variant == "sdpa" else None)
     if variant.endswith("compile"):
         loop = torch.compile(loop)
@@ -151,6 +153,7 @@ def train(
         "peak_bytes": round(statistics.median(watch.peaks)) + held if watch.peaks else None,
         "largest_peak_bytes": max(watch.peaks) + held if watch.peaks else None,
         "graph_bytes": watch.graph_bytes,
+        "reserved_bytes": watch.reserved_bytes,
         "losses": [float(loss) for loss in watch.losses],
         "seconds": round(time.monotonic() - start_s, 1),
     }
@@ -159,6 +162,27 @@ def train(
         found["swaps"] = json.loads(told.read_text())
         found["stages"] = stages.found
     return found
+
+
+@functools.cache
+def made(batch: Callable[[Any], tuple[Any, ...]], count: int, pinned: bool) -> list[tuple[Any, ...]]:
+    """So many batches, the same for each variant."""
+    import torch
+
+    generator = torch.Generator().manual_seed(1)
+    batches = [batch(generator) for _ in range(count)]
+    return [tuple(t.pin_memory() for t in one) for one in batches] if pinned else batches
+
+
+def reserved_bytes(kind: str, anew: bool = False) -> int | None:
+    """What the process has of the device's memory, cached blocks included; `anew`: let go of those first."""
+    if kind != "cuda":
+        return None
+    import torch
+
+    if anew:
+        torch.cuda.empty_cache()
+    return int(torch.cuda.memory_reserved())
 
 
 def graph_bytes(kind: str) -> int | None:
@@ -257,6 +281,7 @@ def summary(rounds: list[dict[str, Any]]) -> dict[str, Any]:
     peaks = [one["peak_bytes"] for one in rounds if one["peak_bytes"] is not None]
     largest = [one["largest_peak_bytes"] for one in rounds if one.get("largest_peak_bytes") is not None]
     graphs = [one["graph_bytes"] for one in rounds if one.get("graph_bytes") is not None]
+    reserved = [one["reserved_bytes"] for one in rounds if one.get("reserved_bytes") is not None]
     host = [value for one in rounds for value in one.get("host_ms", ())]
     found: dict[str, Any] = {
         "step_ms": round(statistics.median(every), 4) if every else None,
@@ -267,6 +292,7 @@ def summary(rounds: list[dict[str, Any]]) -> dict[str, Any]:
         "peak_bytes": max(peaks, default=None),
         "largest_peak_bytes": max(largest, default=None),
         "graph_bytes": max(graphs, default=None),
+        "reserved_bytes": max(reserved, default=None),
         "run_s": [one["seconds"] for one in rounds],
     }
     swaps = next((one["swaps"] for one in reversed(rounds) if "swaps" in one), None)
@@ -411,7 +437,8 @@ def parent(args: argparse.Namespace) -> None:
         if time.monotonic() > end_s:
             print(f"{name}: not begun, the {args.budget_s:.0f} s are used up")
             continue
-        found = record["models"][name] = {"variants": {}}
+        found = record["models"].setdefault(name, {"variants": {}})
+        found.pop("failed", None)
         # Of stdin the child sees the end when this process ends, in whatever way.
         with subprocess.Popen(
             command(args, name, end_s - time.monotonic()),
@@ -459,12 +486,13 @@ def take(found: dict[str, Any], name: str, line: str) -> None:
         print(line, end="")
         return
     if "variant" in told:
-        found["variants"].update(told["variant"])
         ((variant, figures),) = told["variant"].items()
+        found["variants"][variant] = {**figures, "date": today()}
         print(f"{name:10} {variant:13} {_line(figures)}", flush=True)
-    else:
-        found.update(told)
-        print(f"{name:10} {json.dumps(told)}", flush=True)
+        return
+    dated = {what: {**of, "date": today()} if isinstance(of, dict) else of for what, of in told.items()}
+    found.update(dated)
+    print(f"{name:10} {json.dumps(told)}", flush=True)
 
 
 def _line(figures: dict[str, Any]) -> str:
@@ -483,13 +511,17 @@ def start_record(args: argparse.Namespace) -> dict[str, Any]:
     """The results so far, where they are of this machine and these versions; else none."""
     about = {
         "command": "python benchmarks/end_to_end.py " + " ".join(sys.argv[1:]),
-        "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d"),
+        "date": today(),
         "tiny": args.tiny,
         **device_and_versions(),
     }
     before = json.loads(args.out.read_text()) if args.out.exists() else {}
     same = all(before.get(key) == about[key] for key in ("device", "versions", "tiny"))
     return {**about, "models": before["models"] if same else {}}
+
+
+def today() -> str:
+    return datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d")
 
 
 def device_and_versions() -> dict[str, Any]:
@@ -539,7 +571,9 @@ def main() -> None:
     parser.add_argument("--timed", type=int, default=TIMED, help="steps timed in a turn")
     parser.add_argument("--curve", type=int, default=CURVE, help="steps of the loss curve; 0 for none")
     parser.add_argument("--budget-s", type=float, default=1e9, help="begin nothing more after so long")
-    parser.add_argument("--again", action="store_true", help="measure models anew that the results have")
+    parser.add_argument(
+        "--again", action="store_true", help="measure anew what the results have"
+    )
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "end_to_end.json")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     args = parser.parse_args()

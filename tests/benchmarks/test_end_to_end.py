@@ -56,6 +56,12 @@ def test_a_tiny_run_writes_figures_that_a_second_one_keeps(tmp_path: Path) -> No
     assert record["versions"]["torch"]
     assert record["command"].startswith("python benchmarks/end_to_end.py --tiny")
     assert "mixer      swap" in said
+    # AND one variant that is measured anew leaves the others as they are
+    run(out, "--only", "mixer", "--variants", "eager", "--again")
+    anew = json.loads(out.read_text())["models"]["mixer"]["variants"]
+    assert anew["swap"] == variants["swap"]
+    assert anew["eager"]["rounds_ms"] != variants["eager"]["rounds_ms"]
+    record = json.loads(out.read_text())
     # AND a later call on this machine begins with them, and one of other sizes without
     assert end_to_end.start_record(Namespace(out=out, tiny=True))["models"] == record["models"]
     assert end_to_end.start_record(Namespace(out=out, tiny=False))["models"] == {}
