@@ -74,6 +74,7 @@ class Site:
         reference: does the same in float64, where the original's code would not do so in float64.
         places: what is changed when a candidate is chosen (modules, the optimizer), as `where` has it.
         covers: paths of modules within, which no candidate calls.
+        within: of a pattern, paths of the modules whose work it is part of.
         steady: which arguments have one value in every batch, such as a mask that is made of sizes alone.
         prove: does what `verify` does, where a candidate is not called as the original is.
         ready: makes the calls that `measure` times, by the candidates' names and ``"original"``, likewise.
@@ -90,6 +91,7 @@ class Site:
     reference: Callable[..., Any] | None = None
     places: list[Any] = field(default_factory=list)
     covers: list[str] = field(default_factory=list)
+    within: list[str] = field(default_factory=list)
     steady: tuple[int, ...] = ()
     prove: Callable[[Candidate], Trial] | None = None
     ready: Callable[[Sequence[Candidate]], dict[str, Callable[[], object]]] | None = None

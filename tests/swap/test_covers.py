@@ -6,6 +6,7 @@ from torch import nn
 
 from advisor.swap.covers import settled
 from advisor.swap.find import ModuleFinder
+from advisor.swap.rewrite.wrap import StepRewrite
 from advisor.swap.site import Candidate, Outcome, Site, Trial
 
 
@@ -59,3 +60,61 @@ def test_the_activations_of_pairs_are_covered_in_every_place() -> None:
     sites = {site.what: site for site in finder.sites()}
     # THEN the first is no longer called where the sequence is replaced, the lone one is
     assert sites["Sequential of Linear and gelu"].covers == ["0.1", "1.1"]
+
+
+def part(saved_ns: float, *within: str) -> Outcome:
+    found = outcome(["train.py:12 (a.norm)"], saved_ns)
+    found.site.mechanism, found.site.within = "pattern", list(within)
+    return found
+
+
+@pytest.mark.parametrize(("saves", "stands"), [(70.0, "pattern"), (50.0, "modules")])
+def test_a_pattern_stands_where_it_saves_more_than_the_modules_it_reaches_into(saves, stands) -> None:
+    # GIVEN sequences that are replaced with their activations, with which a pattern begins
+    one, other = (outcome([p], 30.0, (f"{p}.1",)) for p in ("a.mlp", "b.mlp"))
+    found = part(saves, "a.mlp.1", "b.mlp.1", "a.mlp.2", "b.mlp.2")
+    elsewhere = outcome(["c.mlp"], 10.0, ("c.mlp.1",))
+    # WHEN together they save 60 ns
+    after = settled([one, found, other, elsewhere])
+    # THEN either all of them stand, or the pattern does
+    assert [o.chosen is not None for o in after] == {
+        "pattern": [False, True, False, True],
+        "modules": [True, False, True, True],
+    }[stands]
+    assert (
+        after[0 if stands == "pattern" else 1].reason
+        == {
+            "pattern": "what it calls is part of train.py:12 (a.norm), which saves more",
+            "modules": "part of it is in a.mlp, which is replaced as a whole",
+        }[stands]
+    )
+
+
+def test_a_pattern_tells_of_the_modules_it_reaches_into_as_sequences_of_what_they_cover() -> None:
+    # GIVEN chains whose activation is covered by a sequence, and part of a pattern with the norm
+    class Chains(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.parts = nn.ModuleList(
+                nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.LayerNorm(8)) for _ in range(2)
+            )
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.parts[1](self.parts[0](x))
+
+    model = Chains()
+    x = torch.randn(4, 8, requires_grad=True)
+    finder = ModuleFinder(model, ["activation"])
+    with finder.watch():
+        model(x).sum().backward()
+    sequences = next(site for site in finder.sites() if site.what == "Sequential of Linear and gelu")
+    # WHEN its graph is looked at
+    rewrite = StepRewrite(model, "forward")
+    assert rewrite.install() == ""
+    with rewrite.collecting():
+        model(x)
+    pattern = next(site for site in rewrite.sites() if site.what == "LayerNorm(gelu(x))")
+    rewrite.close()
+    # THEN both have the same names for these modules
+    assert sequences.covers == ["parts.0.1", "parts.1.1"]
+    assert pattern.within == ["parts.0.1", "parts.0.2", "parts.1.1", "parts.1.2"]

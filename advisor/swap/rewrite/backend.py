@@ -24,7 +24,7 @@ from advisor.swap.tensors import size_bytes
 
 from . import checkpointing
 from .collect import fitting
-from .facts import Refusal
+from .facts import Refusal, module_path
 from .match import Found
 from .record import Recorder
 from .replay import Replayer
@@ -48,6 +48,7 @@ class _Gathered:
     found: Found
     original: Callable[..., Any]
     places: list[str] = field(default_factory=list)
+    modules: set[str] = field(default_factory=set)
     example: Example | None = None
     calls: int = 0
 
@@ -132,6 +133,7 @@ class Rewriter:
                 continue
             calls = round(known.calls / max(self.steps, 1))
             site = site_of(found, known.original, known.example, known.places, calls)
+            site.within = sorted(known.modules)
             self._sites[site] = key
             out.append(site)
         return out
@@ -212,6 +214,7 @@ class Rewriter:
             known = self._gathered[key.exact] = _Gathered(found, level.originals[key.exact])
         if found.where not in known.places:
             known.places.append(found.where)
+            known.modules |= {path for node in found.data if (path := module_path(node))}
         known.calls += 1
         return known.example is None
 
