@@ -9,10 +9,10 @@ import torch
 import torch.nn.functional as F
 
 from .. import add_norm
-from .norm import WAYS
+from .norm import GRID_WAYS, WAYS
 from .timing import Case, compiled
 
-SHAPES = [(2**26 // cols, cols) for cols in (1024, 2048, 4096, 8192, 16384)]
+SHAPES = [(2**26 // cols, cols) for cols in (4096, 1024, 16384, 2048, 8192)]
 QUICK = [(16384, 4096)]
 P = 0.1
 
@@ -24,6 +24,12 @@ def _add_rms_ours(x, residual, w):
 def _add_rms_eager(x, residual, w):
     total = x + residual
     return F.rms_norm(total, w.shape, w, 1e-5), total
+
+
+def _add_rms_liger(x, residual, w):
+    from liger_kernel.ops.fused_add_rms_norm import LigerFusedAddRMSNormFunction
+
+    return LigerFusedAddRMSNormFunction.apply(x, residual, w, 1e-5, 0.0, "llama", False)
 
 
 def _dropout_norm_ours(x, residual, w):
@@ -63,19 +69,31 @@ def inputs(rows: int, cols: int) -> Callable[[], Sequence[Any]]:
 
 def cases(quick: bool) -> Iterator[Case]:
     """Each way through the kernels, over sizes of 2^26 elements."""
-    for rows, cols in QUICK if quick else SHAPES:
-        for kernel, (ours, eager, there, back) in KERNELS.items():
-            functions = {"ours": ours, "eager": eager}
-            if not quick:
-                functions["compile"] = compiled(eager)
-            for direction in ("forward", "backward") if quick else WAYS:
-                moved = {"forward": there, "backward": back, "forward+backward": there + back}[direction]
-                yield Case(
-                    kernel,
-                    f"{rows}x{cols}",
-                    "bf16",
-                    direction,
-                    inputs(rows, cols),
-                    {name: WAYS[direction](f) for name, f in functions.items()},
-                    moved * rows * cols * 2,
-                )
+    for shape in QUICK if quick else SHAPES:
+        yield from _all(*shape, ("forward", "backward") if quick else tuple(WAYS), compile=not quick)
+
+
+def grid() -> Iterator[Case]:
+    """Forward, and with backward, over the same sizes."""
+    for shape in SHAPES:
+        yield from _all(*shape, GRID_WAYS, compile=True)
+
+
+def _all(rows: int, cols: int, directions: Sequence[str], *, compile: bool) -> Iterator[Case]:
+    for kernel, (ours, eager, there, back) in KERNELS.items():
+        functions = {"ours": ours, "eager": eager}
+        if compile:
+            functions["compile"] = compiled(eager)
+        if kernel == "add_rms_norm":
+            functions["liger"] = _add_rms_liger
+        for direction in directions:
+            moved = {"forward": there, "backward": back, "forward+backward": there + back}[direction]
+            yield Case(
+                kernel,
+                f"{rows}x{cols}",
+                "bf16",
+                direction,
+                inputs(rows, cols),
+                {name: WAYS[direction](f) for name, f in functions.items()},
+                moved * rows * cols * 2,
+            )

@@ -13,14 +13,16 @@ from .. import norm
 from .timing import Case, Variant, backward, compiled, forward, forward_backward
 
 SHAPES = [
-    (rows, cols) for cols in (1024, 2048, 4096, 8192, 16384) for rows in (2**24 // cols, 2**27 // cols)
-] + [(16384, 4096), (4096, 5120)]
+    (16384, 4096), (4096, 16384), (65536, 1024), (2048, 1024), (4096, 4096), (16384, 8192), (8192, 768),
+    (1024, 16384), (512, 4096), (16384, 1024), (4096, 5120), (128, 16384),
+]  # fmt: skip
 QUICK = [(65536, 1024), (16384, 4096), (4096, 16384)]
 WAYS: dict[str, Callable[..., Variant]] = {
     "forward": forward,
     "backward": backward,
     "forward+backward": forward_backward,
 }
+GRID_WAYS = ("forward", "forward+backward")
 
 
 def traffic(rows: int, cols: int, size: int, direction: str, *, reads: int = 1, gradients: int = 2) -> int:
@@ -63,32 +65,41 @@ def inputs(rows: int, cols: int, vectors: int, dtype: torch.dtype) -> Callable[[
 
 def cases(quick: bool) -> Iterator[Case]:
     """Both norms, each way, over small and large numbers of rows."""
-    dtype = torch.bfloat16
-    for rows, cols in QUICK if quick else SHAPES:
-        for kernel, vectors, ours, eager in (
-            (
-                "layer_norm",
-                2,
-                lambda x, w, b: norm.layer_norm(x, w.shape, w, b),
-                lambda x, w, b: F.layer_norm(x, w.shape, w, b),
-            ),
-            (
-                "rms_norm",
-                1,
-                lambda x, w: norm.rms_norm(x, w.shape, w, 1e-5),
-                lambda x, w: F.rms_norm(x, w.shape, w, 1e-5),
-            ),
-        ):
-            functions = {"ours": ours, "eager": eager, "liger": liger(kernel)}
-            if not quick:
-                functions["compile"] = compiled(eager)
-            for direction in ("forward", "backward") if quick else WAYS:
-                yield Case(
-                    kernel,
-                    f"{rows}x{cols}",
-                    "bf16",
-                    direction,
-                    inputs(rows, cols, vectors, dtype),
-                    {name: WAYS[direction](f) for name, f in functions.items() if f is not None},
-                    traffic(rows, cols, 2, direction, gradients=vectors),
-                )
+    for shape in QUICK if quick else SHAPES:
+        yield from _both(*shape, ("forward", "backward") if quick else tuple(WAYS), compile=not quick)
+
+
+def grid() -> Iterator[Case]:
+    """Both norms over twelve sizes."""
+    for shape in SHAPES:
+        yield from _both(*shape, GRID_WAYS, compile=True)
+
+
+def _both(rows: int, cols: int, directions: Sequence[str], *, compile: bool) -> Iterator[Case]:
+    for kernel, vectors, ours, eager in (
+        (
+            "layer_norm",
+            2,
+            lambda x, w, b: norm.layer_norm(x, w.shape, w, b),
+            lambda x, w, b: F.layer_norm(x, w.shape, w, b),
+        ),
+        (
+            "rms_norm",
+            1,
+            lambda x, w: norm.rms_norm(x, w.shape, w, 1e-5),
+            lambda x, w: F.rms_norm(x, w.shape, w, 1e-5),
+        ),
+    ):
+        functions = {"ours": ours, "eager": eager, "liger": liger(kernel)}
+        if compile:
+            functions["compile"] = compiled(eager)
+        for direction in directions:
+            yield Case(
+                kernel,
+                f"{rows}x{cols}",
+                "bf16",
+                direction,
+                inputs(rows, cols, vectors, torch.bfloat16),
+                {name: WAYS[direction](f) for name, f in functions.items() if f is not None},
+                traffic(rows, cols, 2, direction, gradients=vectors),
+            )

@@ -3,8 +3,9 @@
 import datetime
 import importlib
 import importlib.util
+import itertools
 import platform
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,7 +38,32 @@ def timed_families() -> list[str]:
 def cases(family: str, quick: bool, only: str = "") -> Iterator[Case]:
     """The family's cases whose kernel, shape and direction hold the text `only`."""
     module = importlib.import_module(f"{__package__}.{family}")
-    return (case for case in module.cases(quick) if only in f"{case.kernel} {case.shape} {case.direction}")
+    return (case for case in module.cases(quick) if only in _name(case))
+
+
+def gridded_families() -> list[str]:
+    """Families that have a grid of sizes."""
+    modules = {name: importlib.import_module(f"{__package__}.{name}") for name in timed_families()}
+    return [name for name, module in modules.items() if hasattr(module, "grid")]
+
+
+def grid(families: Sequence[str], only: str = "") -> list[tuple[str, Case]]:
+    """The families' grids, with each case's family: kernels take turns, a size each, in the sizes' order.
+
+    So whoever stops early has of every kernel the sizes that its family names first.
+    """
+    sizes: dict[tuple[str, str], dict[str, list[tuple[str, Case]]]] = {}
+    for family in families:
+        for case in importlib.import_module(f"{__package__}.{family}").grid():
+            if only in _name(case):
+                of_size = sizes.setdefault((family, case.kernel), {}).setdefault(case.shape, [])
+                of_size.append((family, case))
+    turns = itertools.zip_longest(*(by_shape.values() for by_shape in sizes.values()), fillvalue=())
+    return [entry for turn in turns for of_size in turn for entry in of_size]
+
+
+def _name(case: Case) -> str:
+    return f"{case.kernel} {case.shape} {case.direction}"
 
 
 def floor_s(case: Case, roofs: Roofs) -> float:
@@ -60,6 +86,8 @@ def row(result: Result, roofs: Roofs) -> dict[str, Any]:
         "floor_ms": floor_ms,
         "ms": result.ms,
         "spread_ms": result.spread_ms,
+        "interval": result.interval,
+        "repeats": result.repeats,
         "share_of_roof": {name: floor_ms / ms for name, ms in result.ms.items()},
         "in_a_row_ms": in_a_row.ms,
         "in_a_row_share_of_roof": {name: floor_ms / ms for name, ms in in_a_row.ms.items()},
@@ -119,10 +147,11 @@ def rows(
 ) -> Iterator[dict[str, Any]]:
     """A row a case, as each is measured. One that fails is a row that says so, and the next goes on."""
     for case in cases(family, quick, only):
-        yield row(_measured(case, repeats, in_a_row=floor_s(case, roofs) < SHORT_S), roofs)
+        yield row(measured(case, repeats, in_a_row=floor_s(case, roofs) < SHORT_S), roofs)
 
 
-def _measured(case: Case, repeats: int, *, in_a_row: bool) -> Result:
+def measured(case: Case, repeats: int, *, in_a_row: bool) -> Result:
+    """A case's result; one that says so, where the case fails."""
     try:
         return measure(case, repeats=repeats, in_a_row=in_a_row)
     except Exception as error:  # noqa: BLE001

@@ -8,8 +8,8 @@ from .. import softmax as sm
 from .timing import Case, compiled, forward, forward_backward
 
 PLAIN = [
-    (16384, 4096), (8192, 16384), (65536, 1024), (32768, 2048), (4096, 8192), (2048, 32768), (1024, 65536),
-    (256, 262144), (8192, 1000), (4096, 1024),
+    (16384, 4096), (8192, 16384), (4096, 1024), (2048, 32768), (65536, 1024), (512, 4096), (1024, 65536),
+    (4096, 8192), (8192, 1000), (256, 262144), (32768, 2048), (128, 16384),
 ]  # fmt: skip
 CAUSAL = [(96, 1024), (64, 2048)]
 
@@ -35,8 +35,7 @@ def _liger(x: torch.Tensor) -> torch.Tensor:
 def cases(quick: bool) -> Iterator[Case]:
     """Forward, and forward with backward, of each."""
     for rows, columns in PLAIN[:2] if quick else PLAIN:
-        functions = {"ours": sm.softmax, "eager": _eager, "liger": _liger}
-        yield from _both("softmax", f"{rows}x{columns}", (rows, columns), functions, _eager, (2, 5))
+        yield from _plain(rows, columns)
     for heads, tokens in CAUSAL[:1] if quick else CAUSAL:
         functions = {"ours": _causal, "eager": _causal_eager}
         # Half of the scores, of y and of dy need not be read; y and dx are written whole.
@@ -44,6 +43,17 @@ def cases(quick: bool) -> Iterator[Case]:
             "softmax_causal", f"{heads}x{tokens}x{tokens}", (heads, tokens, tokens), functions, _causal_eager,
             (1.5, 3.5),
         )  # fmt: skip
+
+
+def grid() -> Iterator[Case]:
+    """Plain softmax over twelve sizes."""
+    for rows, columns in PLAIN:
+        yield from _plain(rows, columns)
+
+
+def _plain(rows: int, columns: int) -> Iterator[Case]:
+    functions = {"ours": sm.softmax, "eager": _eager, "liger": _liger}
+    yield from _both("softmax", f"{rows}x{columns}", (rows, columns), functions, _eager, (2, 5))
 
 
 def _both(kernel, name, shape, functions, eager, passes) -> Iterator[Case]:

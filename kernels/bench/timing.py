@@ -8,10 +8,12 @@ the GPU is kept busy for longer than the host needs to enqueue it, so that no ga
 from __future__ import annotations
 
 import gc
+import math
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,6 +26,11 @@ Variant = Callable[[Sequence[Any]], Call]
 
 _CACHE_FILLS = 3
 _MAX_SETS = 48
+#: Calls between two looks at whether the medians are known well enough, and looks before the first.
+_ROUND = 10
+_LEAST_ROUNDS = 2
+#: Half a median's interval of 95 %, over the median.
+_WELL_KNOWN = 0.01
 
 
 @dataclass
@@ -57,12 +64,15 @@ class Case:
 class Result:
     """Median times of a case's variants, in ms, with the spread of the middle half.
 
+    `interval` is half the median's interval of 95 % over the median, `repeats` the calls of each variant;
     `in_a_row` has the second clock's times where that one ran.
     """
 
     case: Case
     ms: dict[str, float] = field(default_factory=dict)
     spread_ms: dict[str, float] = field(default_factory=dict)
+    interval: dict[str, float] = field(default_factory=dict)
+    repeats: int = 0
     peak_bytes: dict[str, int] = field(default_factory=dict)
     failures: dict[str, str] = field(default_factory=dict)
     in_a_row: InARow = field(default_factory=InARow)
@@ -102,9 +112,17 @@ def forward_backward(function: Callable[..., Any]) -> Variant:
 
 
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function` under torch.compile, for these shapes alone."""
-    torch._dynamo.reset()
-    return torch.compile(function, dynamic=False)
+    """`function` under torch.compile, for these shapes alone: what was compiled before its first call is
+    forgotten then, whenever this was made."""
+    made: list[Callable[..., Any]] = []
+
+    def call(*inputs: Any) -> Any:
+        if not made:
+            torch._dynamo.reset()
+            made.append(torch.compile(function, dynamic=False))
+        return made[0](*inputs)
+
+    return call
 
 
 def measure(case: Case, *, repeats: int = 40, in_a_row: bool = False) -> Result:
@@ -112,7 +130,7 @@ def measure(case: Case, *, repeats: int = 40, in_a_row: bool = False) -> Result:
 
     Args:
         case: what to time.
-        repeats: timed calls of each variant.
+        repeats: timed calls of each variant at most; fewer once every median is known to 1 %.
         in_a_row: whether the second clock runs too.
 
     Raises:
@@ -139,9 +157,11 @@ def measure(case: Case, *, repeats: int = 40, in_a_row: bool = False) -> Result:
                 raise
             calls.pop(name, None)
             result.failures[name] = f"{type(error).__name__}: {error}".splitlines()[0]
-    times = _interleaved(calls, host_ns, len(sets), repeats)
+    times = settled(partial(_interleaved, calls, host_ns, len(sets)), repeats)
     for name, ms in times.items():
         result.ms[name] = statistics.median(ms)
+        result.interval[name] = median_interval(ms)
+        result.repeats = len(ms)
         quarters = statistics.quantiles(ms, n=4)
         result.spread_ms[name] = quarters[2] - quarters[0]
     if in_a_row:
@@ -152,6 +172,33 @@ def measure(case: Case, *, repeats: int = 40, in_a_row: bool = False) -> Result:
     gc.collect()
     torch.cuda.empty_cache()
     return result
+
+
+def settled(timed: Callable[[int, int], Mapping[str, list[float]]], repeats: int) -> dict[str, list[float]]:
+    """Times by variant, taken in rounds until every median is known to 1 % or there are `repeats`.
+
+    Args:
+        timed: gives so many times of each variant, beginning at this call of all.
+        repeats: times of each variant at most.
+    """
+    times: dict[str, list[float]] = {}
+    done = 0
+    while done < repeats:
+        count = min(_ROUND, repeats - done)
+        for name, ms in timed(count, done * len(times)).items():
+            times.setdefault(name, []).extend(ms)
+        done += count
+        enough = done >= _LEAST_ROUNDS * _ROUND
+        if enough and all(median_interval(ms) <= _WELL_KNOWN for ms in times.values()):
+            break
+    return times
+
+
+def median_interval(times: Sequence[float]) -> float:
+    """Half the width of the median's interval of 95 %, over the median, by the times' ranks."""
+    ordered = sorted(times)
+    rank = max(math.floor((len(ordered) - 1.96 * math.sqrt(len(ordered))) / 2) - 1, 0)
+    return (ordered[-1 - rank] - ordered[rank]) / 2 / statistics.median(ordered)
 
 
 def median_ms(calls: Sequence[Call], repeats: int) -> float:
@@ -216,10 +263,9 @@ def _warm_up(calls: Sequence[Call], rounds: int = 3) -> float:
 
 
 def _interleaved(
-    calls: Mapping[str, Sequence[Call]], host_ns: Mapping[str, float], sets: int, repeats: int
+    calls: Mapping[str, Sequence[Call]], host_ns: Mapping[str, float], sets: int, repeats: int, turn: int = 0
 ) -> dict[str, list[float]]:
     events: dict[str, list[tuple[torch.cuda.Event, torch.cuda.Event]]] = {name: [] for name in calls}
-    turn = 0
     for _ in range(repeats):
         for name in calls:
             call = calls[name][turn % sets]

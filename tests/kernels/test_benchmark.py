@@ -1,11 +1,13 @@
 """The kernels' benchmark, what of it needs no GPU: rows, floors, tuning candidates, every family's cases."""
 
+import itertools
+
 import pytest
 from advisor.kernels._launch import LaunchTable
 from advisor.kernels.bench import run
 from advisor.kernels.bench.in_a_row import SHORT_S, InARow
 from advisor.kernels.bench.run import Roofs, cases, clocks, line, row, timed_families
-from advisor.kernels.bench.timing import Case, Result
+from advisor.kernels.bench.timing import Case, Result, median_interval, settled
 
 from benchmarks.kernels import tune_rows
 from benchmarks.kernels.tune import ELEMENTS_A_THREAD, candidates
@@ -64,6 +66,39 @@ def test_the_second_clock_runs_for_short_floors_alone(monkeypatch):
     )
     assert len(list(run.rows("norm", True, Roofs(rate, rate)))) == 2
     assert asked == [False, True]
+
+
+class Clock:
+    """Gives what it was told, a number of times at once; keeps from which call on it was asked."""
+
+    def __init__(self, **times):
+        self.times, self.asked = {name: iter(ms) for name, ms in times.items()}, []
+
+    def __call__(self, count, turn):
+        self.asked.append((count, turn))
+        return {name: [next(ms) for _ in range(count)] for name, ms in self.times.items()}
+
+
+def test_calls_end_once_every_median_is_known_to_one_per_cent():
+    steady = itertools.cycle([1.0, 1.001, 0.999])
+    clock = Clock(ours=steady, eager=itertools.cycle([3.0]))
+    times = settled(clock, 200)
+    assert {name: len(ms) for name, ms in times.items()} == {"ours": 20, "eager": 20}
+    # THEN a later round goes on where the first ended, so that all input sets have their turns
+    assert clock.asked == [(10, 0), (10, 20)]
+    assert max(map(median_interval, times.values())) < 0.01
+
+
+def test_calls_of_a_variant_that_scatters_go_on_for_all_up_to_the_most():
+    clock = Clock(ours=itertools.cycle([1.0]), eager=itertools.cycle([1.0, 2.0]))
+    assert {name: len(ms) for name, ms in settled(clock, 45).items()} == {"ours": 45, "eager": 45}
+    assert clock.asked[-1] == (5, 80)
+
+
+def test_a_medians_interval_is_of_the_ranks_that_hold_it_with_95_per_cent():
+    # GIVEN 100 times, the median of which lies between the 40th and the 61st with 95 % (a binomial law)
+    assert median_interval(list(range(1, 101))) == pytest.approx((61 - 40) / 2 / 50.5)
+    assert median_interval([2.0, 4.0, 3.0]) == pytest.approx(1 / 3)
 
 
 def test_candidates_hold_a_sensible_number_of_elements_a_thread():
