@@ -15,7 +15,7 @@ import gc
 import shlex
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -70,7 +70,7 @@ def plan(found: Sequence[tuple[str, Case]], processes: int, repeats: int) -> str
 
 
 def run(
-    found: Sequence[tuple[str, Case]],
+    found: Iterable[tuple[str, Case]],
     results: dict[str, dict[str, Any]],
     roofs: Roofs,
     *,
@@ -80,14 +80,10 @@ def run(
 ) -> bool:
     """Time the cases into their families' results until the clock says `stop`: whether a kernel failed."""
     failed = False
-    for at, (family, case) in enumerate(found):
+    cases = iter(found)
+    for family, case in cases:
         if time.monotonic() + LEAST_S > stop:
-            for other, left in found[at:]:
-                name = f"{left.kernel} {left.shape} {left.direction}"
-                results[other].setdefault("left_out", []).append(name)
-            for other in dict.fromkeys(other for other, _ in found[at:]):
-                write(output, results[other])
-            print(f"no time for {len(found) - at} of {len(found)} cases", flush=True)
+            _leave_out([(family, case), *cases], results, output)
             break
         in_a_row = not results[family].get("grid") and floor_s(case, roofs) < SHORT_S
         entry = row(measured(case, repeats, in_a_row=in_a_row), roofs)
@@ -96,6 +92,16 @@ def run(
         write(output, results[family])
         print(line(entry), flush=True)
     return failed
+
+
+def _leave_out(cases: Sequence[tuple[str, Case]], results: dict[str, dict[str, Any]], output: Path) -> None:
+    """Name them in their families' results."""
+    for family, case in cases:
+        name = f"{case.kernel} {case.shape} {case.direction}"
+        results[family].setdefault("left_out", []).append(name)
+    for family in dict.fromkeys(family for family, _ in cases):
+        write(output, results[family])
+    print(f"no time for {len(cases)} cases", flush=True)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -120,13 +126,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     ahead.settle_caches()
     families = args.families or there
     sizes = "grid" if args.grid else "quick" if args.quick else "full"
-    found = list(ahead.found(families, sizes, args.only))
-    print(plan(found, args.jobs, args.repeats), flush=True)
+    listed = list(ahead.found(families, sizes, args.only))
+    print(plan(listed, args.jobs, args.repeats), flush=True)
     if args.plan:
         return
     if args.jobs:
         limit_s = min(AHEAD_SHARE * args.budget_s, 600.0)
-        ahead.compile_ahead(ahead.jobs_of(families, sizes, args.only), args.jobs, limit_s)
+        ahead.compile_ahead(ahead.jobs_of(listed, sizes), args.jobs, limit_s)
+    # Some cases hold masks: they are made one by one from here on.
+    del listed
 
     roofs = measured_roofs()
     print(
@@ -143,6 +151,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     gc.collect()
     gc.freeze()
     stop = began + args.budget_s
+    found = ahead.found(families, sizes, args.only)
     failed = run(found, results, roofs, repeats=args.repeats, stop=stop, output=args.output)
     print(f"{time.monotonic() - began:.0f} s", flush=True)
     sys.exit(failed)

@@ -13,7 +13,7 @@ import argparse
 import functools
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -47,10 +47,9 @@ def settle_caches() -> None:
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 
 
-def jobs_of(families: Sequence[str], sizes: str, only: str = "") -> list[Job]:
-    """A job for each name of a case, in the order in which they are measured."""
-    named = (Job(family, sizes, _name(case)) for family, case in found(families, sizes, only))
-    return list(dict.fromkeys(named))
+def jobs_of(cases: Iterable[tuple[str, Case]], sizes: str) -> list[Job]:
+    """A job for each name of a case, in the cases' order."""
+    return list(dict.fromkeys(Job(family, sizes, _name(case)) for family, case in cases))
 
 
 def found(families: Sequence[str], sizes: str, only: str = "") -> Iterator[tuple[str, Case]]:
@@ -74,12 +73,9 @@ def _name(case: Case) -> str:
     return f"{case.kernel} {case.shape} {case.dtype} {case.direction}"
 
 
-@functools.cache
-def _by_name(family: str, sizes: str) -> dict[str, list[Case]]:
-    named: dict[str, list[Case]] = {}
-    for _, case in found([family], sizes):
-        named.setdefault(_name(case), []).append(case)
-    return named
+def named(job: Job) -> Iterator[Case]:
+    """What has the job's name; the family's cases are made one by one, since some hold masks."""
+    return (case for _, case in found([job.family], job.sizes) if _name(case) == job.name)
 
 
 @functools.cache
@@ -92,9 +88,9 @@ def _limit_memory(share: float) -> None:
 
 
 def compile_job(job: Job, share: float) -> None:
-    """Find what has the job's name and call its variants; raises where one fails."""
+    """Call the variants of what has the job's name; raises where one fails."""
     _limit_memory(share)
-    for case in _by_name(job.family, job.sizes)[job.name]:
+    for case in named(job):
         call_variants(case)
 
 
@@ -187,7 +183,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     args = parser.parse_args(arguments)
     families: list[str] = args.families or (gridded_families() if args.grid else timed_families())
     sizes = "quick" if args.quick else "grid" if args.grid else "full"
-    compile_ahead(jobs_of(families, sizes), max(args.jobs, 1), args.budget_s)
+    compile_ahead(jobs_of(found(families, sizes), sizes), max(args.jobs, 1), args.budget_s)
 
 
 if __name__ == "__main__":

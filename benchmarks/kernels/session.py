@@ -3,8 +3,8 @@
     python -m benchmarks.kernels.session --budget-s 900 --out DIR
 
 Each step writes its log, and results as it goes, under DIR; ``session.json`` there says what became of each.
-``--only TEXT`` runs the steps with TEXT in their names, ``--list`` shows them. The full tables come last and
-take what time is left.
+``--only TEXT`` runs the steps with TEXT in their names, ``--list`` shows them. What a table runs is compiled
+just before by all processors side by side. The full tables come last and take what time is left.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ FIRST = (
 )  # fmt: skip
 #: A step that has less time than this is not begun.
 LEAST_S = 10.0
+#: What compiling ahead takes beside its budget: to begin, and to end its processes.
+ENDING_S = 15.0
 
 
 @dataclass(frozen=True)
@@ -44,16 +46,26 @@ def steps(out: Path, families: Sequence[str]) -> list[Step]:
     ordered = [name for name in FIRST if name in families]
     ordered += [name for name in families if name not in FIRST]
 
-    def bench(kind: str, limit_s: float, *options: str) -> list[Step]:
+    def bench(kind: str, ahead_s: float, limit_s: float, *options: str) -> list[Step]:
+        ahead = ("benchmarks.kernels.ahead", *ordered, *options, "--budget-s", f"{ahead_s:.0f}")
         return [
-            _step(f"{kind} {name}", limit_s, "benchmarks.kernels", name, *options, "--output", str(out))
-            for name in ordered
-        ]
+            _step(f"ahead {kind}", ahead_s + ENDING_S, *ahead),
+            *(
+                _step(
+                    f"{kind} {name}", limit_s,
+                    "benchmarks.kernels", name, *options, "--jobs", "0", "--output", str(out),
+                )
+                for name in ordered
+            ),
+        ]  # fmt: skip
 
     return [
         _step("tests", 180, "pytest", "tests/kernels", "-m", "gpu and quick", "-q", "-n", "8"),
         _step("check", 120, "benchmarks.kernels.check", "--output", str(out / "check.json")),
-        *bench("quick", 45, "--quick"),
+        *bench("quick", 80, 30, "--quick"),
+        _step(
+            "grid", 205, "benchmarks.kernels", "--grid", "--budget-s", "200", "--output", str(out)
+        ),
         _step("tune attention", 100, "benchmarks.kernels.tune_attention", "--budget-s", "75"),
         _step(
             "tune rows", 140, "benchmarks.kernels.tune_rows", "--budget-s", "110",
@@ -71,7 +83,7 @@ def steps(out: Path, families: Sequence[str]) -> list[Step]:
             "sanitize", 180, "benchmarks.kernels.sanitize", "--budget-s", "170",
             "--output", str(out / "sanitizer"),
         ),
-        *bench("full", 150),
+        *bench("full", 150, 150),
     ]  # fmt: skip
 
 

@@ -5,7 +5,7 @@ import os
 
 import pytest
 from advisor.kernels.bench import run as bench
-from advisor.kernels.bench.run import Roofs, cases, grid, gridded_families
+from advisor.kernels.bench.run import Roofs, grid, gridded_families
 from advisor.kernels.bench.timing import Case, Result, compiled, forward, forward_backward
 
 from benchmarks.kernels import __main__ as command
@@ -48,23 +48,22 @@ def test_kernels_take_turns_a_size_each_so_that_a_cut_leaves_each_its_first(grid
 
 
 def test_what_is_compiled_ahead_is_what_is_timed_in_that_order(grids):
-    jobs = ahead.jobs_of(gridded_families(), "grid")
+    jobs = ahead.jobs_of(grids, "grid")
     assert [job.name.split() for job in jobs] == [
         [case.kernel, case.shape, case.dtype, case.direction] for _, case in grids
     ]
     # AND each is found by its name alone
     for job in jobs[::20]:
-        (found,) = ahead._by_name(job.family, "grid")[job.name]
+        (found,) = ahead.named(job)
         assert f"{found.kernel} {found.shape} {found.dtype} {found.direction}" == job.name
 
 
-@pytest.mark.parametrize("sizes", ["quick", "full"])
-def test_every_case_is_compiled_once_also_where_two_have_one_name(sizes):
-    for family in bench.timed_families():
-        jobs = ahead.jobs_of([family], sizes)
-        assert len(set(jobs)) == len(jobs)
-        covered = sum(len(ahead._by_name(family, sizes)[job.name]) for job in jobs)
-        assert covered == len(list(cases(family, sizes == "quick")))
+def test_two_cases_of_one_name_are_one_job_that_finds_both(monkeypatch):
+    twice = [Case("attention", "4x8", "bf16", "forward", list, {}, bytes=n) for n in (1, 2)]
+    other = Case("attention", "4x8", "bf16", "backward", list, {}, bytes=3)
+    monkeypatch.setattr(bench, "cases", lambda family, quick, only: iter([*twice, other]))
+    jobs = ahead.jobs_of(ahead.found(["attention"], "quick"), "quick")
+    assert [[case.bytes for case in ahead.named(job)] for job in jobs] == [[1, 2], [3]]
 
 
 def test_eager_variants_are_left_out_ahead_and_one_that_fails_does_not_keep_the_rest():
@@ -105,10 +104,10 @@ def test_caches_lie_where_whoever_set_them_said(monkeypatch):
 
 
 def test_compiled_ahead_runs_in_other_processes_and_says_what_failed(capsys, tmp_path, monkeypatch):
-    # GIVEN a name that there is not, which needs no GPU to fail
+    # GIVEN a family that there is not, which needs no GPU to fail
     monkeypatch.setattr(ahead, "inductor_cache", lambda: tmp_path)
-    (ended,) = ahead.compile_ahead([ahead.Job("norm", "grid", "no such case")], 1, 120.0)
-    assert ended.failure == "KeyError: 'no such case'"
+    (ended,) = ahead.compile_ahead([ahead.Job("no such family", "quick", "x")], 1, 120.0)
+    assert ended.failure == "ModuleNotFoundError: No module named 'advisor.kernels.bench.no such family'"
     assert "compiled 0 of 1 cases" in capsys.readouterr().out
 
 
@@ -133,7 +132,7 @@ def timed(monkeypatch, tmp_path):
     monkeypatch.setattr(command, "measured", measured)
     monkeypatch.setattr(command, "measured_roofs", lambda: ROOFS)
     monkeypatch.setattr(command.ahead, "found", lambda families, sizes, only: iter(made))
-    monkeypatch.setattr(command.ahead, "jobs_of", lambda families, sizes, only: [])
+    monkeypatch.setattr(command.ahead, "jobs_of", lambda cases, sizes: [])
     monkeypatch.setattr(command.ahead, "compile_ahead", lambda jobs, processes, budget_s: None)
     monkeypatch.setattr(
         command, "document", lambda family, quick, *rest: {"family": family, "quick": quick, "rows": []}

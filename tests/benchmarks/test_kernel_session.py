@@ -61,16 +61,30 @@ def test_what_was_done_is_written_before_the_next_step_begins(tmp_path):
 def test_correctness_comes_first_and_full_tables_last(tmp_path):
     names = [step.name for step in steps(tmp_path, ["norm", "attention", "rope"])]
     assert names[:2] == ["tests", "check"]
-    assert names[2:5] == ["quick attention", "quick norm", "quick rope"]
-    assert names[-3:] == ["full attention", "full norm", "full rope"]
-    assert names.index("sanitize") < names.index("full attention")
+    assert names[2:6] == ["ahead quick", "quick attention", "quick norm", "quick rope"]
+    assert names[6] == "grid"
+    assert names[-4:] == ["ahead full", "full attention", "full norm", "full rope"]
+    assert names.index("sanitize") < names.index("ahead full")
+
+
+def test_tables_find_compiled_what_a_step_before_them_compiled(tmp_path):
+    for kind in ("quick", "full"):
+        ahead, *tables = [step for step in steps(tmp_path, ["norm", "rope"]) if kind in step.name.split()]
+        assert [table.name for table in tables] == [f"{kind} norm", f"{kind} rope"]
+        assert ahead.command[2] == "benchmarks.kernels.ahead"
+        for table in tables:
+            assert table.command[3] in ahead.command
+            assert ("--quick" in table.command) == ("--quick" in ahead.command) == (kind == "quick")
+            assert table.command[table.command.index("--jobs") + 1] == "0"
+        # AND its own budget ends it before its limit does
+        assert float(ahead.command[ahead.command.index("--budget-s") + 1]) < ahead.limit_s
 
 
 def test_all_but_the_full_tables_fit_into_25_minutes(tmp_path):
     from advisor.kernels.bench.run import timed_families
 
     plan = steps(tmp_path, timed_families())
-    assert sum(step.limit_s for step in plan if not step.name.startswith("full")) < 25 * 60
+    assert sum(step.limit_s for step in plan if "full" not in step.name.split()) < 25 * 60
 
 
 @pytest.mark.parametrize("step", steps(Path("out"), ["norm"]), ids=lambda step: step.name)
