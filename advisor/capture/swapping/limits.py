@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 #: Strategies that keep parameters where no module has them between steps.
@@ -48,12 +48,17 @@ def why_no_replay(trainer: Any, module: Any) -> str:
     return ""
 
 
-def adds_up(held: Callable[[], Any], looked_at: bool = False) -> bool:
+def adds_up(
+    held: Callable[[], Any], looked_at: bool = False, optimized: frozenset[int] = frozenset()
+) -> bool:
     """Whether gradients outlive a step: several batches' are added up, now or later, or a hook looks at them.
+
+    Asked within a step.
 
     Args:
         held: gives the Trainer while there is one: a graph that was recorded of it may outlive it.
         looked_at: what `looks_at_gradients` has found.
+        optimized: what `optimized_by` gave at first: gradients of what no optimizer has are not let go of.
     """
     trainer = held()
     if trainer is None:
@@ -64,8 +69,18 @@ def adds_up(held: Callable[[], Any], looked_at: bool = False) -> bool:
     hooks = [getattr(of, "on_before_zero_grad", None) for of in hooked]
     if any(map(_is_users, [*hooks, getattr(trainer.lightning_module, "optimizer_zero_grad", None)])):
         return True
+    # A hook that makes a step of its own adds to what is there.
+    if getattr(trainer.lightning_module, "_current_fx_name", None) not in (None, "training_step"):
+        return True
+    if optimized and not optimized <= optimized_by(trainer.optimizers):
+        return True
     schedules = (getattr(c, "going_to_accumulate_grad_batches", None) for c in trainer.callbacks)
     return trainer.accumulate_grad_batches > 1 or any(will() for will in schedules if will is not None)
+
+
+def optimized_by(optimizers: Sequence[Any]) -> frozenset[int]:
+    """The parameters that optimizers have, by their ids."""
+    return frozenset(id(p) for o in optimizers for group in o.param_groups for p in group["params"])
 
 
 def looks_at_gradients(module: Any) -> bool:

@@ -112,6 +112,7 @@ def begin(
         adds_up,
         compiler_of,
         looks_at_gradients,
+        optimized_by,
         why_no_patterns,
         why_no_replay,
         why_not,
@@ -141,7 +142,9 @@ def begin(
         patterns=not left,
         inner=compiler,
         replay=not unreplayed,
-        adds_up=partial(adds_up, weakref.ref(trainer), looks_at_gradients(module)),
+        adds_up=partial(
+            adds_up, weakref.ref(trainer), looks_at_gradients(module), optimized_by(trainer.optimizers)
+        ),
     )
     return Swapping(
         trainer,

@@ -178,6 +178,16 @@ class Rewriter:
         largest_first = sorted(self.graphs, key=lambda graph: -graph.size)
         return [graph.replayer for graph in largest_first if graph.replayer is not None]
 
+    def retire_older(self, call: int) -> None:
+        """Let go of the recordings of graphs not called since: another has come in their place.
+
+        Args:
+            call: by the count of calls.
+        """
+        for graph in self.graphs:
+            if graph.called < call:
+                graph.retire()
+
     def key(self, site: Site) -> str:
         """What the site is known by in every process."""
         return self._sites[site].exact

@@ -4,6 +4,9 @@ Outputs are copies. Gradients are the recorded graph's own memory, which the nex
 forward too. A parameter that has no gradient takes that memory for its own; one that has adds to what it has.
 Where one still has ours when the next forward begins, as where gradients of several batches are added up, it
 gets a copy first, unless the loop was seen to let go of such before the backward, again and again.
+
+One backward is replayed. Where another goes through the same call, or one that is to be differentiated
+itself, the call is computed again as it is.
 """
 
 from __future__ import annotations
@@ -15,12 +18,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from advisor.swap.guard import kept_state
 from advisor.swap.play import differentiated
 from advisor.swap.tensors import plain, size_bytes
 
+from .again import Beginning
 from .alike import ends, outputs_of, static
 from .record import Recorder, Unrecordable
 
@@ -39,12 +42,26 @@ class Recording:
         args: of the call to record.
         fixed: which of them will be the same objects in every call.
         recorder: records.
+        written: which of them the call writes to.
+        original: does the same, and can be differentiated twice; `call` unless given.
+        again: told why a call that was replayed had to be computed again.
 
     Raises:
         Unrecordable: it cannot be, and why.
     """
 
-    def __init__(self, call: Call, args: Sequence[Any], fixed: Sequence[bool], recorder: Recorder) -> None:
+    def __init__(
+        self,
+        call: Call,
+        args: Sequence[Any],
+        fixed: Sequence[bool],
+        recorder: Recorder,
+        written: Sequence[int] = (),
+        original: Call | None = None,
+        again: Callable[[str, bool], None] = lambda why, twice: None,
+    ) -> None:
+        self._call, self._original, self._again = call, original or call, again
+        self._written = list(written)
         pairs = list(zip(args, fixed, strict=True))
         self._args = [a if keep or not isinstance(a, Tensor) else None for a, keep in pairs]
         self._static = [static(a, keep) for a, keep in pairs]
@@ -62,6 +79,8 @@ class Recording:
         self._let_go = 0
         #: Whether that is relied on in the step under way.
         self._relies = False
+        #: The parameters' versions when the last backward was over.
+        self._versions: list[int] = []
         _refuse_others(self._static)
         wants = [self._static[i] for i in self._wants]
 
@@ -133,22 +152,19 @@ class Recording:
         """Whether a call has been replayed whose backward may still come."""
         return self._open is not None and self._open() is not None
 
-    def kept(self, thoroughly: bool) -> bool:
-        """Whether someone beside the parameters has gradients in our memory, which must not be written over.
-
-        Args:
-            thoroughly: whether it may be the parameters' very objects, which takes longer to see.
-        """
+    def kept(self) -> bool:
+        """Whether someone beside the parameters has gradients in our memory, which must stay then."""
         for storage, sharing in self._sharing.items():
             if _holders(storage) > self._holders[storage] + sum(_is(leaf, mine) for leaf, mine in sharing):
                 return True
-        if not thoroughly:
-            return False
+        # Or the parameters' very objects.
         spare = torch.zeros(1, requires_grad=True)
         spare.grad = torch.zeros(1)
-        alone = _references(spare)
+        alone = sys.getrefcount(spare.grad)
         return any(
-            leaf is not None and _is(leaf, mine) and _references(leaf) > alone for leaf, mine in self._leaves
+            _is(leaf, mine) and sys.getrefcount(leaf.grad) > alone
+            for leaf, mine in self._leaves
+            if leaf is not None
         )
 
     def play(self, args: Sequence[Any]) -> tuple[Tensor | None, ...]:
@@ -170,6 +186,17 @@ class Recording:
         Raises:
             RuntimeError: the loop keeps gradients that it was relied on to let go of.
         """
+        self.begin_backward()
+        self._run_backward(gradients)
+        self._versions = [leaf._version for leaf, _ in self._leaves if leaf is not None]
+        return [g.detach() for _, g in self._given_to]
+
+    def begin_backward(self) -> None:
+        """See which gradients of the step before the loop has let go of.
+
+        Raises:
+            RuntimeError: not of some that it was relied on to let go of.
+        """
         if self._relies and any(_is(leaf, mine) for leaf, mine in self._leaves):
             raise RuntimeError(
                 "a step that was replayed has written over gradients that parameters still have, where the "
@@ -178,13 +205,15 @@ class Recording:
         if self._out:
             self._let_go = 0 if any(leaf.grad is not None for leaf in self._out) else self._let_go + 1
             self._out = []
-        self._run_backward(gradients)
-        return [g.detach() for _, g in self._given_to]
 
     @property
     def _relied_on(self) -> bool:
         """Whether gradients of ours need not be moved when a forward begins, for they will be let go of."""
-        return self._let_go >= _RELIED_ON and not self._adds_up()
+        if self._let_go < _RELIED_ON or self._adds_up():
+            return False
+        # No optimizer has had them yet where parameters are as they were.
+        now = (leaf._version for leaf, _ in self._leaves if leaf is not None)
+        return any(version != before for version, before in zip(now, self._versions, strict=False))
 
     def results(
         self, args: Sequence[Any], gradients: Sequence[Tensor | None]
@@ -223,19 +252,26 @@ class Recording:
         self._open = weakref.ref(opened)
         return opened
 
-    def close(self, opened: _Open) -> None:
-        """Its backward begins.
+    def begin(self, args: Sequence[Any]) -> Beginning:
+        """What a call that is about to be replayed begins with."""
+        return Beginning(args, self._written, self._autocast)
 
-        Raises:
-            RuntimeError: another call has been replayed since, or this one's backward has been.
-        """
+    def close(self, opened: _Open) -> bool:
+        """A backward begins; whether it is the first of the last call, of which all is still there."""
         if opened.turn != self._turn:
-            raise RuntimeError(
-                "a second backward through a step, or one that another has followed: steps are replayed, and "
-                "of the one before nothing is left. ADVISOR_SWAP_REPLAY=0 in the environment leaves them "
-                "unreplayed"
-            )
+            return False
         self._open, opened.turn = None, 0
+        return True
+
+    def compute_again(
+        self, beginning: Beginning, saved: Sequence[Tensor], gradients: Sequence[Tensor | None]
+    ) -> list[Tensor | None]:
+        """The gradients of a replayed call that has no recorded backward, in memory of their own."""
+        twice = torch.is_grad_enabled()
+        why = "gradients of its gradients are taken" if twice else "more than one backward goes through it"
+        self._again(why, twice)
+        call = self._original if twice else self._call
+        return beginning.gradients(call, saved, gradients, [i for i, _ in self._given_to])
 
 
 class _Open:
@@ -248,8 +284,10 @@ class _Open:
 class _Replay(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, recording: Recording, args: Sequence[Any], *_wanted: Tensor) -> Any:
+        beginning = recording.begin(args)
         outputs = recording.forward(args)
-        ctx.recording, ctx.opened = recording, recording.opened()
+        ctx.recording, ctx.opened, ctx.beginning = recording, recording.opened(), beginning
+        ctx.save_for_backward(*beginning.to_save(args))
         ctx.set_materialize_grads(False)
         differentiable = recording._differentiable
         ctx.mark_non_differentiable(
@@ -258,10 +296,14 @@ class _Replay(torch.autograd.Function):
         return tuple(outputs)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, *gradients: Tensor | None) -> Any:
-        ctx.recording.close(ctx.opened)
-        return (None, None, *ctx.recording.backward(gradients))
+        recording = ctx.recording
+        if recording.close(ctx.opened):
+            if not torch.is_grad_enabled():
+                return (None, None, *recording.backward(gradients))
+            recording.begin_backward()
+        saved = ctx.saved_tensors
+        return (None, None, *recording.compute_again(ctx.beginning, saved, gradients))
 
 
 def _is(leaf: Tensor | None, mine: Tensor | None) -> bool:
@@ -273,15 +315,6 @@ def _is(leaf: Tensor | None, mine: Tensor | None) -> bool:
 
 def _holders(storage: int) -> int:
     return int(torch._C._storage_Use_Count(storage))
-
-
-def _references(leaf: Tensor) -> int:
-    """To its gradient, other than its own."""
-    gradient, leaf.grad = leaf.grad, None
-    try:
-        return sys.getrefcount(gradient)
-    finally:
-        leaf.grad = gradient
 
 
 def _each_in_its_own(gradients: Sequence[Tensor | None], others: Sequence[Any]) -> list[Tensor | None]:

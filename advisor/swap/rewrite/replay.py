@@ -55,6 +55,11 @@ class Replayer:
         at_fault: told why `call`, or what was recorded of it, does something else.
         may_check: whether a check that is due may be made now; else it is put off.
         host_bound: leave it unreplayed where launching it takes no longer than the device does.
+        plain: does what `call` is to do and can be differentiated twice; `call` unless given.
+        may_stay: of each argument, whether it may be the same object in every call, as what a module has is,
+            and a batch is not though it be passed several times over; all may unless given.
+        make_room: called before it is recorded.
+        twice: called where gradients of gradients are taken, which `plain` then serves for.
     """
 
     def __init__(
@@ -65,8 +70,13 @@ class Replayer:
         at_fault: Callable[[str], None] = lambda why: None,
         may_check: Callable[[], bool] = lambda: True,
         host_bound: bool = False,
+        plain: Call | None = None,
+        may_stay: Sequence[bool] | None = None,
+        make_room: Callable[[], None] = lambda: None,
+        twice: Callable[[], None] = lambda: None,
     ) -> None:
         self._call, self._recorder = call, recorder
+        self._plain, self._may_stay, self._make_room, self._twice = plain, may_stay, make_room, twice
         self._host_bound = host_bound
         self._original, self._at_fault = original, at_fault
         self._may_check, self._due = may_check, False
@@ -130,6 +140,8 @@ class Replayer:
         if self._recording is None:
             assert self._before is not None
             fixed = [a is b for a, b in zip(args, self._before, strict=True)]
+            if self._may_stay is not None:
+                fixed = [same and may for same, may in zip(fixed, self._may_stay, strict=True)]
             self._before, self._spent = None, True
             shared, self._shared = self._shared, []
             if any(tensor._version != version for tensor, version in shared):
@@ -145,8 +157,11 @@ class Replayer:
                     mine = results_of(self._call, args)
                 with self._unwritten(args):
                     hold_against(self._original, args, *mine)
+            self._make_room()
             with self._unwritten(args):
-                self._recording = Recording(self._call, args, fixed, self._recorder)
+                self._recording = Recording(
+                    self._call, args, fixed, self._recorder, self._written, self._plain, self._computed_again
+                )
             return False
         if not self._recording.takes(args):
             self._unlike += 1
@@ -164,7 +179,7 @@ class Replayer:
             return False
         self._due |= _is_due(self._replays + 1)
         check = self._due and self._may_check()
-        if self._recording.kept(thoroughly=check):
+        if self._recording.kept():
             raise Unrecordable("gradients are kept beyond the step")
         if check:
             self._due = False
@@ -224,6 +239,24 @@ class Replayer:
         self.measured = f"the host launches it in {host}, replayed it takes {replayed}"
         if host_ns <= replayed_ns:
             raise Unrecordable(self.measured)
+
+    def _computed_again(self, why: str, twice: bool) -> None:
+        """The loop does with a replayed call what only the call itself can: from now on that serves."""
+        if not self.refused:
+            self._drop(why)
+        if twice:
+            self._call = self._plain or self._call
+            self._twice()
+
+    def start_anew(self) -> None:
+        """Steps have passed without it: unless it is recorded by now, the next call is the first again."""
+        if self._recording is None:
+            self._before, self._shared = None, []
+
+    @property
+    def recorded(self) -> bool:
+        """Whether it holds a recording."""
+        return self._recording is not None
 
     def _drop(self, why: str) -> None:
         log.debug("a graph of the step is not replayed: %s", why, exc_info=True)

@@ -8,6 +8,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import torch
+from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from advisor.kernels._device import UnsupportedError
@@ -30,6 +32,13 @@ if TYPE_CHECKING:
     from .backend import Rewriter
 
 log = logging.getLogger(__name__)
+
+#: Why a step is given up that takes gradients of gradients.
+TWICE = "it takes gradients of gradients, which the bundled kernels do not have"
+#: Recordings of one graph that made room for another's, at most, for it to be recorded once more.
+_RETIRED = 2
+#: Where a module has its tensors, in the names that Dynamo gives to sources.
+_OF_MODULES = ("_parameters", "_buffers")
 
 
 @dataclass(eq=False)
@@ -69,12 +78,19 @@ class Traced:
         self._proofs: list[Proof] = []
         #: Of the call that is under way.
         self._args: tuple[Any, ...] = ()
+        self._may_stay = [_may_stay(n) for n in gm.graph.nodes if n.op == "placeholder"]
+        #: The rewriter's count of calls when this graph was called last, and the time before.
+        self.called = self._before = rewriter.calls
+        #: How often its recording made room for another graph's.
+        self._retired = 0
         self._compiled = self._hand_on(inputs) if rewriter.inner is not None else None
 
     def __call__(self, *args: Any) -> Any:
         """Run the graph: collecting, rewritten, or as it is."""
         rewriter = self._rewriter
         rewriter.calls += 1
+        idle = rewriter.calls - self.called > 2 * len(rewriter.graphs)
+        self._before, self.called = self.called, rewriter.calls
         if rewriter.collecting:
             return self._collect(args)
         if self._compiled is not None:
@@ -87,6 +103,8 @@ class Traced:
                 log.debug("a graph of the step could not be rewritten", exc_info=True)
                 self._rewritten = self.replayer = None
                 rewriter.failure = f"it could not be rewritten: {type(error).__name__}: {error}"
+        if idle and self.replayer is not None:  # as with the last batch of an epoch, if that alone is smaller
+            self.replayer.start_anew()
         if self._rewritten is None or not all(p.stands(args) for p in self._proofs):
             return self._plain(*args)
         self._args = args
@@ -190,7 +208,18 @@ class Traced:
         for found in rewriter.fitting(sorted(wanted.values(), key=lambda f: f not in waiting)):
             parts[name_of[found]].append(found)
         here = parts.pop("", [])
-        return Collector(self._gm, here, lambda f, example: rewriter.keep(keys[f], example), parts).run(*args)
+        result = Collector(self._gm, here, lambda f, example: rewriter.keep(keys[f], example), parts).run(
+            *args
+        )
+        for output in result if isinstance(result, (tuple, list)) else [result]:
+            if isinstance(output, Tensor) and output.requires_grad and rewriter.inner is None:
+                output.register_hook(self._note_gradients_of_gradients)
+        return result
+
+    def _note_gradients_of_gradients(self, _: Tensor) -> None:
+        # Within a backward whose own graph is kept.
+        if torch.is_grad_enabled():
+            self._rewriter.failure = TWICE
 
     def _rewrite(self) -> None:
         self._version = self._rewriter.version
@@ -222,12 +251,28 @@ class Traced:
             self._found_at_fault,
             lambda: self._rewriter.may_check,
             host_bound=not self._rewriter.active(),
+            plain=self._plain,
+            may_stay=self._may_stay,
+            twice=self._give_up_kernels if chosen else lambda: None,
+            make_room=lambda: self._rewriter.retire_older(self._before),
         )
+        if self._retired > _RETIRED:
+            self.replayer.refused = "several graphs of the step take turns"
         if any(collective(n) for n in self._gm.graph.nodes):
             self.replayer.refused = "ranks talk within it"
         if self._rewriter.reads_gradients:
             self.replayer.refused = "it reads gradients of the step before"
         self._rewritten = self.replayer
+
+    def _give_up_kernels(self) -> None:
+        self._rewriter.failure = TWICE
+
+    def retire(self) -> None:
+        """Let go of its recording; should it be called again, it may be recorded anew."""
+        if self.replayer is not None and self.replayer.recorded:
+            self.replayer.close()
+            self._retired += 1
+            self._version = -1
 
     def _found_at_fault(self, why: str) -> None:
         parts: dict[str, list[tuple[Level, Found, Candidate]]] = {}
@@ -285,6 +330,9 @@ class Traced:
         return compile_it(self._edited(chosen) if chosen else self._gm, list(inputs))
 
 
-def _proofs(found: Found, indices: Mapping[Node, int], inputs: Sequence[Any]) -> list[Proof]:
-    at = [indices[n] for n in found.match.proofs if n in indices]
-    return [Proof.about(i, inputs[i]) for i in at]
+def _may_stay(node: Node) -> bool:
+    """Whether what a placeholder is given may be one object for good: not what the step itself is given."""
+    name = getattr(getattr(node, "_dynamo_source", None), "name", None)
+    text = str(name() if callable(name) else name)
+    of_a_module = text.startswith("L['self']") or any(f"{kind}[" in text for kind in _OF_MODULES)
+    return of_a_module or not text.startswith("L[")

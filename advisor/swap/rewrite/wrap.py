@@ -94,7 +94,7 @@ class StepRewrite:
         self._instance_method: Any = None
         self._original: Callable[..., Any] | None = None
         self._compiled: Callable[..., Any] | None = None
-        self._seen = 0
+        self._hooks: list[tuple[int, ...]] = []
 
     @property
     def failure(self) -> str:
@@ -248,6 +248,9 @@ class StepRewrite:
         assert original is not None
         if self.failure or torch.compiler.is_compiling():
             return original(module, *args, **kwargs)
+        if self._compiled is not None and _hooks_of_all_modules() != self._hooks:
+            # Dynamo does not see that they have changed.
+            return original(module, *args, **kwargs)
         if self.rewriter.collecting:
             self.rewriter.steps += 1
         calls = self.rewriter.calls
@@ -271,6 +274,7 @@ class StepRewrite:
         if self._compiled is None:
             if self._settings["inner"] is not None:
                 self._forget_code()
+            self._hooks = _hooks_of_all_modules()
             self._compiled = torch.compile(self._original, backend=self.rewriter, dynamic=self.dynamic)
         with _own_settings(eager=self._settings["inner"] is None):
             return self._compiled(module, *args, **kwargs)
@@ -285,6 +289,13 @@ class StepRewrite:
         self.rewriter.failure = reason
         warnings.warn(f"The step is left as it is: {reason}", stacklevel=3)
         self.restore()
+
+
+def _hooks_of_all_modules() -> list[tuple[int, ...]]:
+    """Those that are called with every module, by their handles' numbers."""
+    kinds = ("forward_pre", "forward", "backward_pre", "backward")
+    found = [getattr(nn.modules.module, f"_global_{kind}_hooks", {}) for kind in kinds]
+    return [tuple(hooks) for hooks in found]
 
 
 def _deepcopy(self: Any, memo: Any) -> Any:
@@ -302,6 +313,8 @@ def _own_settings(eager: bool) -> Iterator[None]:
         "suppress_errors": True,
         "fail_on_recompile_limit_hit": False,
         "error_on_recompile": False,
+        # What is hooked into a module later is called, too.
+        "skip_nnmodule_hook_guards": False,
         # A step that counts itself in an attribute would be traced anew each time.
         "allow_unspec_int_on_nn_module": True,
     }

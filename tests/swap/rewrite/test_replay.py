@@ -136,17 +136,6 @@ def test_a_call_whose_backward_never_comes_does_not_stop_the_next() -> None:
     assert loop.recorder.replays == before + 2
 
 
-def test_a_second_backward_after_another_step_is_an_error_and_not_a_wrong_gradient() -> None:
-    loop = Loop()
-    for i in range(5):
-        loop.step(i)
-    old = loop.forward(6)
-    old.backward(retain_graph=True)
-    loop.forward(7).backward()
-    with pytest.raises(RuntimeError, match="of the one before nothing is left"):
-        old.backward()
-
-
 def test_another_size_runs_as_it_is() -> None:
     def train(loop: Loop) -> Loop:
         for i in range(10):
@@ -491,16 +480,6 @@ def test_a_parameter_without_a_gradient_takes_the_recordings_and_one_that_has_ad
     assert first.grad.data_ptr() != recording._gradients[0].data_ptr()
     assert [p.grad.data_ptr() for p in others] == [g.data_ptr() for g in recording._gradients[1:4]]
     assert torch.equal(first.grad, recording._gradients[0])
-
-
-def test_a_second_backward_through_the_same_step_is_an_error() -> None:
-    loop = Loop()
-    for i in range(5):
-        loop.step(i)
-    loss = loop.forward(6)
-    loss.backward(retain_graph=True)
-    with pytest.raises(RuntimeError, match="a second backward through a step"):
-        loss.backward()
 
 
 @pytest.mark.parametrize("together", [True, False])
