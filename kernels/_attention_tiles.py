@@ -5,7 +5,7 @@ each other, so that the same code serves a tile of scores and its transpose.
 """
 
 from ._math import tanh
-from ._random import keep_8
+from ._random import kept_halves
 from ._triton import tl, triton
 
 NO_BIAS = tl.constexpr(0)
@@ -176,9 +176,19 @@ def visited(lists, at, SIZE: tl.constexpr, LISTED: tl.constexpr):
 @triton.jit
 def kept(seed, plane, row, rows_total, col, cols_total, THRESHOLD: tl.constexpr, ROWS: tl.constexpr,
          COLS: tl.constexpr):  # fmt: skip
-    """Which probabilities of the tile [ROWS, COLS] at (row, col), col a multiple of 8, dropout keeps."""
-    groups = (cols_total + 7) // 8
-    first = (plane.to(tl.int64) * rows_total + row + tl.arange(0, ROWS)) * groups + col // 8
-    group = first[:, None, None] + tl.arange(0, COLS // 8)[None, :, None]
-    lane = tl.arange(0, 8)[None, None, :]
-    return keep_8(seed, group, lane, THRESHOLD).reshape(ROWS, COLS)
+    """Which probabilities of the tile [ROWS, COLS] at (row, col), both multiples of 16, dropout keeps.
+
+    A draw serves 8 elements: 2 rows, 8 apart, of 4 columns, 8 apart. These are some that one thread has where
+    a tensor core gives scores: so none is drawn twice there, and where scores are transposed, twice at most.
+    """
+    EIGHTS: tl.constexpr = min(COLS // 8, 4)
+    blocks = (cols_total + 31) // 32
+    block = (plane.to(tl.int64) * ((rows_total + 15) // 16) + row // 16 + tl.arange(0, ROWS // 16)) * blocks
+    eight = tl.arange(0, 8)
+    # Dimensions: 16 rows, half of them, row; 32 columns, eight of them, column.
+    first = (block + col // 32)[:, None, None, None, None, None]
+    draw = first + tl.arange(0, COLS // (8 * EIGHTS))[None, None, None, :, None, None]
+    draw = draw * 64 + eight[None, None, :, None, None, None] * 8 + eight[None, None, None, None, None, :]
+    word = (col // 8 % 4 * (EIGHTS < 4) + tl.arange(0, EIGHTS))[None, None, None, None, :, None]
+    half = tl.arange(0, 2)[None, :, None, None, None, None]
+    return kept_halves(seed, draw, word, half, THRESHOLD).reshape(ROWS, COLS)

@@ -39,7 +39,19 @@ def keep_8(seed, group, lane, THRESHOLD: tl.constexpr):
         group: int64 block, shape [..., 1]: the element's linear index over 8.
         lane: int32 block, shape [1, ..., 8]: the index within the group, 0..7.
     """
-    r0, r1, r2, r3 = tl.randint4x(seed, group, n_rounds=7)
-    word = tl.where(lane < 4, tl.where(lane < 2, r0, r1), tl.where(lane < 6, r2, r3)).to(tl.uint32)
-    half = tl.where((lane & 1) == 0, word & 0xFFFF, word >> 16)
-    return half < THRESHOLD
+    return kept_halves(seed, group, lane // 2, lane % 2, THRESHOLD)
+
+
+@triton.jit
+def kept_halves(seed, draw, word, half, THRESHOLD: tl.constexpr):
+    """Which elements are kept, each of which has 16 bits of one of the 4 words of a draw.
+
+    Args:
+        seed: int64 scalar.
+        draw: int64 block, the draw's number.
+        word: int32 block that broadcasts with it, 0..3.
+        half: likewise, 0 or 1.
+    """
+    r0, r1, r2, r3 = tl.randint4x(seed, draw, n_rounds=7)
+    bits = tl.where(word < 2, tl.where(word < 1, r0, r1), tl.where(word < 3, r2, r3)).to(tl.uint32)
+    return tl.where(half == 0, bits & 0xFFFF, bits >> 16) < THRESHOLD

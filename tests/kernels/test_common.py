@@ -5,6 +5,7 @@ import sys
 
 import pytest
 import torch
+from advisor.kernels._attention_tiles import kept
 from advisor.kernels._device import UnsupportedError, device_reasons, dtype_reasons, refuse
 from advisor.kernels._launch import LaunchTable, cdiv, next_power_of_2
 from advisor.kernels._math import ACTIVATIONS
@@ -25,6 +26,42 @@ def _keep(seed_ptr, out_ptr, THRESHOLD: tl.constexpr, GROUPS: tl.constexpr):
     lane = tl.arange(0, 8)[None, :]
     kept = keep_8(tl.load(seed_ptr), group.to(tl.int64), lane, THRESHOLD)
     tl.store(out_ptr + group * 8 + lane, kept.to(tl.int8))
+
+
+@triton.jit
+def _tile(seed_ptr, out_ptr, n_rows, n_cols, THRESHOLD: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr):
+    row, col, plane = tl.program_id(0) * ROWS, tl.program_id(1) * COLS, tl.program_id(2)
+    keep = kept(tl.load(seed_ptr), plane, row, n_rows, col, n_cols, THRESHOLD, ROWS, COLS)
+    rows, cols = row + tl.arange(0, ROWS)[:, None], col + tl.arange(0, COLS)[None, :]
+    inside = (rows < n_rows) & (cols < n_cols)
+    tl.store(out_ptr + (plane * n_rows + rows) * n_cols + cols, keep.to(tl.int8), mask=inside)
+
+
+def _tiles(seed: torch.Tensor, rows: int, cols: int, tile: tuple[int, int], p: float) -> torch.Tensor:
+    found = torch.full((2, rows, cols), -1, dtype=torch.int8, device=seed.device)
+    grid = (triton.cdiv(rows, tile[0]), triton.cdiv(cols, tile[1]), 2)
+    _tile[grid](seed, found, rows, cols, keep_threshold(p), *tile)
+    return found
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("tile", [(16, 16), (32, 64), (64, 16), (16, 128)])
+def test_the_weights_that_attention_drops_are_those_of_any_tile(device, tile):
+    seed = draw_seed(device)
+    assert _tiles(seed, 70, 100, tile, 0.3).equal(_tiles(seed, 70, 100, (64, 32), 0.3))
+
+
+@pytest.mark.quick
+def test_the_weights_that_attention_drops_are_drawn_each_for_itself(device):
+    # GIVEN 1024 blocks of 16 rows and 32 columns, in each of which 64 draws serve 512 weights
+    found = _tiles(draw_seed(device), 1024, 256, (64, 64), 0.5).double()
+    blocks = found.view(2, 64, 16, 8, 32).permute(0, 1, 3, 2, 4).reshape(1024, 512)
+    # THEN no two of a block, and no two blocks, have more in common than chance gives them
+    assert (blocks.mean(0) - 0.5).abs().max() < 6 * 0.5 / 1024**0.5
+    among = torch.corrcoef(blocks.T) - torch.eye(512, device=device)
+    between = torch.corrcoef(blocks) - torch.eye(1024, device=device)
+    assert among.abs().max() < 6 / 1024**0.5
+    assert between.abs().max() < 6 / 512**0.5
 
 
 @pytest.mark.quick
