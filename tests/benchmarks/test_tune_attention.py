@@ -4,9 +4,10 @@ import pytest
 import torch
 from advisor.kernels import _attention_launch as launch
 from advisor.kernels.attention import attention_reference
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from benchmarks.kernels import tune_attention
-from benchmarks.kernels.attention_trials import Problem, Shape, Trial, _use
+from benchmarks.kernels.attention_trials import KERNELS, Problem, Shape, Trial, _compile, _use
 
 
 @pytest.fixture
@@ -43,6 +44,13 @@ def test_after_all_trials_the_tables_answer_as_before(tables):
     _use({("forward", 128): ("tile", 64, 32, 4, 2)})
     _use({})
     assert tables.plain.pick(128, device) == before
+
+
+@pytest.mark.parametrize("kernels", [KERNELS, *((name,) for name in KERNELS)], ids=str)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+def test_what_is_compiled_ahead_takes_the_operators_as_they_are(kernels, dtype):
+    with FakeTensorMode():
+        assert _compile(Shape(1, 2, 2, 48, 48, 16, causal=True, dtype=dtype), kernels) == ""
 
 
 def test_what_hangs_in_one_form_is_left_out_in_that_form_alone():
