@@ -571,9 +571,7 @@ def main() -> None:
     parser.add_argument("--timed", type=int, default=TIMED, help="steps timed in a turn")
     parser.add_argument("--curve", type=int, default=CURVE, help="steps of the loss curve; 0 for none")
     parser.add_argument("--budget-s", type=float, default=1e9, help="begin nothing more after so long")
-    parser.add_argument(
-        "--again", action="store_true", help="measure anew what the results have"
-    )
+    parser.add_argument("--again", action="store_true", help="measure anew what the results have")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "end_to_end.json")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     args = parser.parse_args()

@@ -38,6 +38,10 @@ _CHECKED = (1, 2, 13, 25, 64)
 #: Calls in a row unlike the recorded one, after which the recording is dropped.
 _PATIENCE = 50
 
+#: Share of what the device takes for a graph, below which the host's launching of it surely hides behind that,
+#: whatever else of the step the host has to do; above it, whole steps tell.
+_DEVICE_BOUND = 0.5
+
 #: How functions that draw random numbers begin.
 _RANDOM = ("rand", "normal", "bernoulli", "multinomial", "uniform", "exponential", "dropout")
 
@@ -54,7 +58,7 @@ class Replayer:
         original: does what `call` is to do, other kernels within; None where that can't be compared.
         at_fault: told why `call`, or what was recorded of it, does something else.
         may_check: whether a check that is due may be made now; else it is put off.
-        host_bound: leave it unreplayed where launching it takes no longer than the device does.
+        host_bound: leave it unreplayed where the device is surely busy for longer than the host launches.
         plain: does what `call` is to do and can be differentiated twice; `call` unless given.
         may_stay: of each argument, whether it may be the same object in every call, as what a module has is,
             and a batch is not though it be passed several times over; all may unless given.
@@ -237,7 +241,7 @@ class Replayer:
             )
         host, replayed = duration(host_ns / 1e6), duration(replayed_ns / 1e6)
         self.measured = f"the host launches it in {host}, replayed it takes {replayed}"
-        if host_ns <= replayed_ns:
+        if host_ns <= _DEVICE_BOUND * replayed_ns:
             raise Unrecordable(self.measured)
 
     def _computed_again(self, why: str, twice: bool) -> None:
