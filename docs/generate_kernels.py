@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import kernel_grids
 from advisor.kernels._family import families, fingerprint
 from advisor.kernels.bench.run import clocks
 
@@ -21,10 +22,16 @@ STOP = "<!-- end of the tables of speed -->"
 
 
 def render(results: Path = RESULTS) -> str:
-    """All tables, a section a family; a family that was not timed is named at the end."""
-    found = {name: best(name, results) for name in families()}
-    sections = [section(name, result) for name, result in found.items() if result]
-    lacking = [name for name, result in found.items() if not result]
+    """All tables, a section a family and one for its grid; what was not timed is named at the end."""
+    sections, lacking = [], []
+    for name in families():
+        result, grid = best(name, results), read(name, results, "_grid")
+        if result:
+            sections.append(section(name, result))
+        if grid:
+            sections.append(grid_section(name, grid))
+        if not result and not grid:
+            lacking.append(name)
     if lacking:
         sections.append(f"Not timed yet: {', '.join(lacking)}.")
     return "\n\n".join(sections)
@@ -32,14 +39,30 @@ def render(results: Path = RESULTS) -> str:
 
 def best(family: str, results: Path) -> dict[str, Any] | None:
     """The family's results to show: of the kernels as they are before older ones, all sizes before few."""
-    there = []
-    for quick in (False, True):
-        path = results / f"kernels_{family}{'_quick' * quick}.json"
-        if path.is_file():
-            read = json.loads(path.read_text(encoding="utf-8"))
-            current = read.get("sources") == fingerprint(family)
-            there.append({**read, "file": path.name, "quick": quick, "current": current})
-    return max(there, key=lambda result: result["current"], default=None)
+    there = (read(family, results, "_quick" * quick) for quick in (False, True))
+    return max(filter(None, there), key=lambda result: result["current"], default=None)
+
+
+def read(family: str, results: Path, which: str) -> dict[str, Any] | None:
+    """A file of the family's results, if it is there.
+
+    Args:
+        family: its name.
+        results: the folder.
+        which: ``_quick``, ``_grid`` or nothing, as at the end of the file's name.
+    """
+    path = results / f"kernels_{family}{which}.json"
+    if not path.is_file():
+        return None
+    stored = json.loads(path.read_text(encoding="utf-8"))
+    current = stored.get("sources") == fingerprint(family)
+    return {**stored, "file": path.name, "quick": which == "_quick", "current": current}
+
+
+def grid_section(family: str, result: dict[str, Any]) -> str:
+    """A family over its grid of sizes."""
+    table = "\n".join(kernel_grids.lines(result))
+    return f"### {family} over a grid of sizes\n\n{_provenance(result)}\n\n{table}".rstrip()
 
 
 def section(family: str, result: dict[str, Any]) -> str:

@@ -101,6 +101,7 @@ def call_variants(case: Case) -> None:
         RuntimeError: names those that failed, and why.
     """
     import torch
+    from advisor.kernels.bench.timing import why
 
     failed = []
     given = case.inputs()
@@ -112,7 +113,7 @@ def call_variants(case: Case) -> None:
             if torch.cuda.is_available():
                 torch.cuda.synchronize()
         except Exception as error:  # noqa: BLE001
-            failed.append(f"{name}: {type(error).__name__}: {error}".splitlines()[0])
+            failed.append(f"{name}: {why(error)}")
     del given
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
@@ -130,7 +131,7 @@ def compile_ahead(jobs: Sequence[Job], processes: int, budget_s: float) -> list[
     for outcome in spread(work, jobs, processes=processes, budget_s=budget_s, limit_s=LIMIT_S):
         ended.append(outcome)
         if outcome.failure:
-            print(f"  ahead: {outcome.item.name}: {outcome.failure[:200]}", flush=True)
+            print(f"  ahead: {outcome.item.name}: {outcome.failure[:300]}", flush=True)
     retuned = forget_tuning(inductor_cache(), start)
     failed = sum(outcome.failure is not None for outcome in ended)
     print(

@@ -14,7 +14,7 @@ import torch
 from .._device import architecture
 from .._family import families, fingerprint
 from .in_a_row import SHORT_S
-from .timing import Case, Result, copy_bandwidth, matmul_rate, measure
+from .timing import Case, Result, copy_bandwidth, matmul_rate, measure, why
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ def row(result: Result, roofs: Roofs) -> dict[str, Any]:
 def line(entry: dict[str, Any]) -> str:
     """A row for a reader: time in ms and share of the roof of each variant, and the same in a row."""
     cells = _times(entry["ms"], entry["share_of_roof"])
-    cells += [f"{name} failed: {why[:60]}" for name, why in entry["failures"].items()]
+    cells += [f"{name} failed: {reason[:100]}" for name, reason in entry["failures"].items()]
     if entry["in_a_row_ms"]:
         cells += ["in a row", *_times(entry["in_a_row_ms"], entry["in_a_row_share_of_roof"])]
     head = f"{entry['kernel']:24} {entry['shape']:>18} {entry['dtype']:5} {entry['direction']:16}"
@@ -155,4 +155,4 @@ def measured(case: Case, repeats: int, *, in_a_row: bool) -> Result:
     try:
         return measure(case, repeats=repeats, in_a_row=in_a_row)
     except Exception as error:  # noqa: BLE001
-        return Result(case, failures={"ours": f"{type(error).__name__}: {error}".splitlines()[0]})
+        return Result(case, failures={"ours": why(error)})

@@ -156,7 +156,7 @@ def measure(case: Case, *, repeats: int = 40, in_a_row: bool = False) -> Result:
             if name in case.required:
                 raise
             calls.pop(name, None)
-            result.failures[name] = f"{type(error).__name__}: {error}".splitlines()[0]
+            result.failures[name] = why(error)
     times = settled(partial(_interleaved, calls, host_ns, len(sets)), repeats)
     for name, ms in times.items():
         result.ms[name] = statistics.median(ms)
@@ -172,6 +172,11 @@ def measure(case: Case, *, repeats: int = 40, in_a_row: bool = False) -> Result:
     gc.collect()
     torch.cuda.empty_cache()
     return result
+
+
+def why(error: Exception) -> str:
+    """What was raised, in a line: torch.compile tells the cause in its second."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:200]
 
 
 def settled(timed: Callable[[int, int], Mapping[str, list[float]]], repeats: int) -> dict[str, list[float]]:
