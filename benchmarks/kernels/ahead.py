@@ -79,17 +79,27 @@ def named(job: Job) -> Iterator[Case]:
 
 
 @functools.cache
-def _limit_memory(share: float) -> None:
-    """More than its share and a process fails, rather than those beside it."""
+def _prepare(share: float) -> None:
+    """Once a process: with more than its share of memory it fails, rather than those beside it."""
     import torch
 
     if torch.cuda.is_available():
         torch.cuda.set_per_process_memory_fraction(share)
+    leave_choices_untimed()
+
+
+def leave_choices_untimed() -> None:
+    """Have Inductor compile its candidates and run the first: their times here would say little."""
+    from torch._inductor.runtime.triton_heuristics import CachingAutotuner
+
+    # Without this method a version of torch times them as ever.
+    if hasattr(CachingAutotuner, "bench"):
+        CachingAutotuner.bench = lambda self, *args, **kwargs: 1.0
 
 
 def compile_job(job: Job, share: float) -> None:
     """Call the variants of what has the job's name; raises where one fails."""
-    _limit_memory(share)
+    _prepare(share)
     for case in named(job):
         call_variants(case)
 
@@ -128,16 +138,18 @@ def compile_ahead(jobs: Sequence[Job], processes: int, budget_s: float) -> list[
     began = time.monotonic()
     work = functools.partial(compile_job, share=MEMORY / processes)
     ended = []
-    for outcome in spread(work, jobs, processes=processes, budget_s=budget_s, limit_s=LIMIT_S):
-        ended.append(outcome)
-        if outcome.failure:
-            print(f"  ahead: {outcome.item.name}: {outcome.failure[:300]}", flush=True)
-    retuned = forget_tuning(inductor_cache(), start)
+    try:
+        for outcome in spread(work, jobs, processes=processes, budget_s=budget_s, limit_s=LIMIT_S):
+            ended.append(outcome)
+            if outcome.failure:
+                print(f"  ahead: {outcome.item.name}: {outcome.failure[:300]}", flush=True)
+    finally:
+        forgotten = forget_tuning(inductor_cache(), start)
     failed = sum(outcome.failure is not None for outcome in ended)
     print(
         f"compiled {len(ended) - failed} of {len(jobs)} cases in {time.monotonic() - began:.0f} s, "
         f"{failed} failed; {sum(outcome.seconds for outcome in ended):.0f} s of {processes} processes; "
-        f"{retuned} of Inductor's choices to be made anew",
+        f"{forgotten} of Inductor's choices to be made anew",
         flush=True,
     )
     return ended
@@ -153,8 +165,8 @@ def inductor_cache() -> Path:
 def forget_tuning(cache: Path, since: float) -> int:
     """Remove Inductor's choices of launch settings since that time: how many.
 
-    It times candidates at a kernel's first launch, here beside the work of other processes. The process that
-    measures has the GPU for itself and chooses again, among candidates that are compiled.
+    It chooses at a kernel's first launch, here untimed or beside the work of other processes. The process
+    that measures has the GPU for itself and chooses again, among candidates that are compiled.
     """
     choices = [path for path in cache.rglob("*.best_config") if path.stat().st_mtime >= since - 1]
     for path in choices:

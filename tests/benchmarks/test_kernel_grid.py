@@ -95,6 +95,15 @@ def test_choices_made_beside_other_work_are_forgotten_and_earlier_ones_kept(tmp_
     assert sorted(path.name for path in (tmp_path / "ab").iterdir()) == ["kernel.py", "old.best_config"]
 
 
+def test_ahead_the_first_candidate_is_chosen_without_a_clock(monkeypatch):
+    from torch._inductor.runtime.triton_heuristics import CachingAutotuner
+
+    monkeypatch.setattr(CachingAutotuner, "bench", CachingAutotuner.bench)
+    ahead.leave_choices_untimed()
+    tuner = CachingAutotuner.__new__(CachingAutotuner)
+    assert tuner.bench("first", 1, stream=0) == tuner.bench("second", 1, stream=0)
+
+
 def test_caches_lie_where_whoever_set_them_said(monkeypatch):
     monkeypatch.setenv("TRITON_CACHE_DIR", "/somewhere")
     monkeypatch.delenv("TORCHINDUCTOR_COMPILE_THREADS", raising=False)
