@@ -17,7 +17,7 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("pytorch_lightning")
 
-from benchmarks import end_to_end
+from benchmarks import end_to_end, end_to_end_run
 
 SCRIPT = Path(end_to_end.__file__)
 
@@ -229,7 +229,7 @@ def test_what_graphs_hold_is_told_beside_what_is_allocated() -> None:
         {"segment_pool_id": (0, 3), "total_size": 100, "allocated_size": 30},
         {"total_size": 500, "allocated_size": 0},
     ]
-    assert end_to_end.pooled(segments) == 70
+    assert end_to_end_run.pooled(segments) == 70
     rounds = [{"step_ms": [1.0], "peak_bytes": 270, "graph_bytes": n, "seconds": 1.0} for n in (70, 60)]
     found = end_to_end.summary(rounds)
     assert (found["peak_bytes"], found["graph_bytes"]) == (270, 70)

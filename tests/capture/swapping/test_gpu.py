@@ -15,7 +15,6 @@ from advisor.capture.swapping.engine import REPLAY
 from advisor.capture.swapping.run import State
 from advisor.swap.decide import LATE
 from advisor.swap.modules import MARK
-from benchmarks.end_to_end import Repeated
 from benchmarks.end_to_end_models import (
     GPT,
     Task,
@@ -27,6 +26,7 @@ from benchmarks.end_to_end_models import (
     lightning,
     module,
 )
+from benchmarks.end_to_end_run import Repeated
 
 pytestmark = [
     pytest.mark.gpu,
