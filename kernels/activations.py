@@ -78,7 +78,7 @@ BIAS_BACKWARD = LaunchTable(
 
 @triton.jit
 def _tile(n_cols, blocks, BLOCK: tl.constexpr):
-    """This program's row, first column, and how many of its `BLOCK` columns exist."""
+    """This program's row (or band of rows), first column, and how many of its `BLOCK` columns exist."""
     pid = tl.program_id(0)
     row = (pid // blocks).to(tl.int64)
     start = (pid % blocks).to(tl.int64) * BLOCK
@@ -87,15 +87,17 @@ def _tile(n_cols, blocks, BLOCK: tl.constexpr):
 
 @triton.jit
 def _bias_activation_forward_kernel(
-    x_ptr, bias_ptr, y_ptr, n_cols, blocks, ACT: tl.constexpr, BLOCK: tl.constexpr
+    x_ptr, bias_ptr, y_ptr, n_rows, n_cols, blocks, ACT: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr
 ):
-    row, start, left = _tile(n_cols, blocks, BLOCK)
-    at = tl.arange(0, BLOCK)
-    mask = at < left
-    z = tl.load(x_ptr + row * n_cols + start + at, mask=mask, other=0.0).to(tl.float32)
+    band, start, left = _tile(n_cols, blocks, BLOCK)
+    at, rows = start + tl.arange(0, BLOCK), band * ROWS + tl.arange(0, ROWS)
+    inside = tl.arange(0, BLOCK) < left
+    mask = (rows < n_rows)[:, None] & inside[None, :]
+    where = rows[:, None] * n_cols + at[None, :]
+    z = tl.load(x_ptr + where, mask=mask, other=0.0).to(tl.float32)
     if bias_ptr is not None:
-        z += tl.load(bias_ptr + start + at, mask=mask, other=0.0).to(tl.float32)
-    tl.store(y_ptr + row * n_cols + start + at, activation(z, ACT), mask=mask)
+        z += tl.load(bias_ptr + at, mask=inside, other=0.0).to(tl.float32)[None, :]
+    tl.store(y_ptr + where, activation(z, ACT), mask=mask)
 
 
 @triton.jit
@@ -241,10 +243,12 @@ def bias_activation_op(x: Tensor, bias: Tensor | None, name: str) -> Tensor:
         return y
     x = x.contiguous()
     n_cols = x.numel() if bias is None else x.shape[-1]
+    n_rows = x.numel() // n_cols
     blocks, params = _blocks(n_cols, x.device)
-    grid = (x.numel() // n_cols * blocks,)
-    _bias_activation_forward_kernel[grid](
-        x, None if bias is None else bias.contiguous(), y, n_cols, blocks, ACT=name, **params
+    # As many short rows as make up a long one: a thread has several neighbours.
+    params["ROWS"] = max(1, ELEMENTWISE.pick(n_cols, x.device)["BLOCK"] // params["BLOCK"])
+    _bias_activation_forward_kernel[(cdiv(n_rows, params["ROWS"]) * blocks,)](
+        x, None if bias is None else bias.contiguous(), y, n_rows, n_cols, blocks, ACT=name, **params
     )
     return y
 
