@@ -22,16 +22,13 @@ STOP = "<!-- end of the tables of speed -->"
 
 
 def render(results: Path = RESULTS) -> str:
-    """All tables, a section a family and one for its grid; what was not timed is named at the end."""
-    sections, lacking = [], []
-    for name in families():
-        result, grid = best(name, results), read(name, results, "_grid")
-        if result:
-            sections.append(section(name, result))
-        if grid:
-            sections.append(grid_section(name, grid))
-        if not result and not grid:
-            lacking.append(name)
+    """All tables, a section a family, then those over grids; what was not timed is named at the end."""
+    found = {name: best(name, results) for name in families()}
+    grids = {name: read(name, results, "_grid") for name in families()}
+    sections = [section(name, result) for name, result in found.items() if result]
+    if over_sizes := [grid_section(name, grid) for name, grid in grids.items() if grid]:
+        sections += [kernel_grids.INTRODUCTION, *over_sizes]
+    lacking = [name for name in found if not found[name] and not grids[name]]
     if lacking:
         sections.append(f"Not timed yet: {', '.join(lacking)}.")
     return "\n\n".join(sections)
@@ -62,7 +59,7 @@ def read(family: str, results: Path, which: str) -> dict[str, Any] | None:
 def grid_section(family: str, result: dict[str, Any]) -> str:
     """A family over its grid of sizes."""
     table = "\n".join(kernel_grids.lines(result))
-    return f"### {family} over a grid of sizes\n\n{_provenance(result)}\n\n{table}".rstrip()
+    return f"#### {family}\n\n{_provenance(result)}\n\n{table}".rstrip()
 
 
 def section(family: str, result: dict[str, Any]) -> str:

@@ -9,6 +9,13 @@ from typing import Any
 WAYS = {"forward": "forward", "forward+backward": "with backward"}
 #: What is shown as 1.00x or more counts as no slower.
 AS_FAST = 0.995
+INTRODUCTION = """\
+### Over grids of sizes
+
+Single calls in bf16, forward, and forward with backward: the share of copy bandwidth that ours reach, and
+the time of the best of the others over ours, in bold where ours is slower. What shows as 1.00× counts as no
+slower. MB is what the forward must move. Below some tens of MB a call's fixed µs are much of its time, for
+all alike."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +84,8 @@ def verdict(own: Sequence[Size], way: str) -> str:
     if not slower:
         return f"no slower than the best other at all {len(judged)} sizes"
     said = ", ".join(f"{size.shape} ({ratio:.2f}× {name})" for size, ratio, name in slower)
+    if len(slower) == len(judged):
+        return f"slower at all {len(judged)} sizes: {said}"
     beyond = [size.moved_mb for size, _ in judged if size.moved_mb > slower[-1][0].moved_mb]
     if beyond:
         return f"no slower from {_megabytes(beyond[0])} MB on; slower at {said}"
@@ -108,9 +117,8 @@ def _certainty(rows: Sequence[Mapping[str, Any]]) -> str:
         return ""
     within = sum(share <= 0.01 for share in half) / len(half)
     return (
-        f"Medians of {min(calls)} to {max(calls)} calls; half the 95 % interval is at most 1 % for "
-        f"{within:.0%} of them, {max(half):.1%} at worst. MB: what the forward must move; "
-        "the best other's time is given over ours, in bold where ours is slower."
+        f"Medians of at most {max(calls)} calls; half the 95 % interval is within 1 % for {within:.0%} of "
+        f"them, {max(half):.1%} at worst."
     )
 
 

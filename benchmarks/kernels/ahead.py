@@ -177,7 +177,7 @@ def forget_tuning(cache: Path, since: float) -> int:
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Options of how much is compiled side by side."""
     parser.add_argument(
-        "--jobs", type=int, default=os.cpu_count() or 1, metavar="N",
+        "--jobs", type=int, default=min(os.cpu_count() or 1, 16), metavar="N",
         help="processes that compile ahead; 0 for none",
     )  # fmt: skip
 

@@ -35,7 +35,8 @@ def render(generator, tmp_path):
             "sources": sources or generator.fingerprint(FAMILY),
         } | more  # fmt: skip
         (tmp_path / f"kernels_{FAMILY}_grid.json").write_text(json.dumps(result))
-        return generator.render(tmp_path).splitlines()
+        lines = generator.render(tmp_path).splitlines()
+        return lines[lines.index(f"#### {FAMILY}") :]
 
     return render
 
@@ -45,7 +46,6 @@ def test_a_size_is_a_line_with_shares_and_the_best_of_the_others_each_way(render
         row("4x8", 67.1, ours=1.25, eager=2.5, liger=1.5),
         row("4x8", 167.8, "forward+backward", ours=1.0, eager=1.75, compile=1.5, ours_late=0.5),
     )
-    assert lines[0] == "### norm over a grid of sizes"
     assert "stored in `benchmarks/results/kernels_norm_grid.json`." in lines[2]
     assert lines[4] == "| kernel | size | MB | forward | best other | with backward | best other |"
     assert lines[6] == "| layer_norm | 4x8 | 67 | 80 % | 1.20× liger | 100 % | 1.50× compile |"
@@ -104,8 +104,9 @@ def test_a_way_is_judged_by_its_own_times(render):
         row("1x1", 4, ours=1.0, eager=1.1),
         row("1x1", 10, "forward+backward", ours=1.0, eager=0.5),
     )
-    assert "forward no slower than the best other at all 1 sizes; with backward slower at 1 of 1" in verdict(
-        lines
+    assert (
+        "forward no slower than the best other at all 1 sizes; with backward slower at all 1 sizes"
+        in verdict(lines)
     )
 
 
@@ -120,7 +121,7 @@ def test_how_well_the_medians_are_known_is_told(render):
     one, two = row("1x1", 4, ours=1.0, eager=1.0), row("2x2", 16, ours=1.0, eager=1.0)
     two |= {"interval": {"ours": 0.034, "eager": 0.01}, "repeats": 40}
     assert any(
-        "Medians of 20 to 40 calls; half the 95 % interval is at most 1 % for 75% of them, 3.4% at worst."
+        "Medians of at most 40 calls; half the 95 % interval is within 1 % for 75% of them, 3.4% at worst."
         in line
         for line in render(one, two)
     )
@@ -135,8 +136,8 @@ def test_a_family_with_a_grid_alone_counts_as_timed_and_one_without_has_no_secti
     generator, render, tmp_path
 ):
     lines = render(row("1x1", 4))
+    assert lines[-1].startswith("Not timed yet: activations, add_norm, ")
     assert " norm," not in lines[-1]
-    assert " add_norm," in lines[-1]
-    assert sum(line.startswith("###") for line in lines) == 1
+    assert generator.render(tmp_path).count("\n####") == 1
     (tmp_path / f"kernels_{FAMILY}_grid.json").unlink()
-    assert "grid" not in generator.render(tmp_path)
+    assert "###" not in generator.render(tmp_path)
