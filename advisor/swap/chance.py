@@ -13,13 +13,15 @@ from advisor.kernels.verify.judge import Wrong
 from advisor.swap.guard import seed
 from advisor.swap.play import Played, play
 from advisor.swap.site import Example
-from advisor.swap.tensors import same_values
+from advisor.swap.tensors import named_tensors, same_values
 
 RUNS = 32
 #: Standard deviations that a mean may be off; chance reaches it once in 10^9.
 _SIGMAS = 6.0
 #: What the mean of squared z may be above 1: results of one draw depend on each other.
 _SLACK = 0.3
+#: By what share results may differ that nothing was dropped from: a draw of 16 bits is as exact.
+_EXACT = 2.0**-15
 
 
 def alike(
@@ -31,6 +33,7 @@ def alike(
         Wrong: they differ by more than chance explains; or a run with the same seed is not the same; or runs
             with different seeds are.
     """
+    rough = _roughness(example)
     first = play(original, example)
     given = first.output_gradients
     theirs, mine = _Sums(), _Sums()
@@ -49,7 +52,7 @@ def alike(
         a, b = mine.last[name], theirs.last[name]
         if a.shape != b.shape or a.dtype != b.dtype:
             raise Wrong(f"{name}: {tuple(a.shape)} {a.dtype}, the original's {tuple(b.shape)} {b.dtype}")
-        _same_law(name, mine, theirs)
+        _same_law(name, mine, theirs, rough)
 
 
 def _ours(call: Callable[..., Any], example: Example, given: Any) -> Played:
@@ -78,14 +81,25 @@ class _Sums:
         return torch.stack(self.runs[name]).double().var(0)
 
 
-def _same_law(name: str, mine: _Sums, theirs: _Sums) -> None:
+def _roughness(example: Example) -> float:
+    """What rounding may make of a number on the way, though it ends in one of more digits."""
+    tensors = [t for _, t in named_tensors(example.args, example.kwargs)]
+    dtypes = [t.dtype for t in tensors if t.is_floating_point()]
+    dtypes += [example.autocast] if example.autocast is not None else []
+    return max([_EXACT, *(torch.finfo(dtype).eps for dtype in dtypes)])
+
+
+def _same_law(name: str, mine: _Sums, theirs: _Sums, rough: float) -> None:
     eps = torch.finfo(theirs.last[name].dtype).eps
     mean, their_mean = mine.mean(name), theirs.mean(name)
     variance, their_variance = mine.variance(name), theirs.variance(name)
     if not bool(mean.isfinite().all()) or not bool(their_mean.isfinite().all()):
         raise Wrong(f"{name}: not finite")
     size = max(float(their_mean.abs().amax()), float(their_variance.amax().sqrt()), 1e-30)
-    noise = (variance + their_variance) / RUNS + (4 * eps * size) ** 2
+    typical = (their_mean.square() + their_variance).mean().sqrt()
+    # Of few draws some drop nothing of an element: then rounding alone tells the two apart.
+    rounding = (4 * eps * size) ** 2 + (2 * rough * their_mean.abs().maximum(typical)).square()
+    noise = (variance + their_variance) / RUNS + rounding
     z = (mean - their_mean) / noise.sqrt()
     squared = float(z.square().mean())
     limit = 1 + _SLACK + _SIGMAS * math.sqrt(2 / z.numel())
@@ -96,10 +110,10 @@ def _same_law(name: str, mine: _Sums, theirs: _Sums) -> None:
     spread, theirs_spread = float(variance.mean()), float(their_variance.mean())
     if not abs(spread - theirs_spread) <= 0.25 * max(spread, theirs_spread) + (4 * eps * size) ** 2:
         raise Wrong(f"{name}: variance {spread:.3g} over {RUNS} draws, the original's {theirs_spread:.3g}")
-    _same_size(name, mine, theirs, mean + their_mean, eps)
+    _same_size(name, mine, theirs, mean + their_mean, 4 * eps + rough / math.sqrt(mean.numel()))
 
 
-def _same_size(name: str, mine: _Sums, theirs: _Sums, along: Tensor, eps: float) -> None:
+def _same_size(name: str, mine: _Sums, theirs: _Sums, along: Tensor, rounding: float) -> None:
     """A wrong factor shows in the sum over all elements long before it shows in one."""
     norm = float(along.square().sum())
     if not norm:
@@ -109,7 +123,7 @@ def _same_size(name: str, mine: _Sums, theirs: _Sums, along: Tensor, eps: float)
         return torch.stack([2 * (run.double() * along).sum() / norm for run in sums.runs[name]])
 
     a, b = sizes(mine), sizes(theirs)
-    noise = math.sqrt((float(a.var()) + float(b.var())) / RUNS) + 4 * eps
+    noise = math.sqrt((float(a.var()) + float(b.var())) / RUNS) + rounding
     if not abs(float(a.mean() - b.mean())) <= _SIGMAS * noise:
         raise Wrong(f"{name}: {float(a.mean() / b.mean()):.4f} times the original's, over {RUNS} draws")
 

@@ -225,6 +225,31 @@ def test_dropout_of_another_law_is_refused(call, words: str) -> None:
 _OWN = torch.Generator().manual_seed(0)
 
 
+def kept_anew(x: Tensor, p: float) -> Tensor:
+    """A mask by other random numbers, of 16 bits each."""
+    threshold = round((1 - p) * 65536)
+    return (torch.randint(65536, x.shape) < threshold) * (65536 / threshold)
+
+
+@pytest.mark.parametrize("p", [0.1, 0.01])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_dropout_that_is_rounded_once_less_is_of_the_same_law(dtype: torch.dtype, p: float) -> None:
+    # GIVEN a sum in float32 with what is dropped from in 16 bits, of which a draw of 32 may drop nothing
+    def original(x: Tensor, residual: Tensor) -> Tensor:
+        return nn.functional.dropout(x, p) + residual
+
+    def ours(scale: float) -> Candidate:
+        return candidate(lambda x, residual: x.float() * kept_anew(x, p) * scale + residual, "ours")
+
+    x, residual = torch.randn(64, 256).to(dtype), torch.randn(64, 256)
+    example = Example((x.requires_grad_(), residual.requires_grad_()), rng=True)
+    right, wrong = ours(1.0), ours(1.0 - p)
+    made = Site("norm", ["drop"], "pattern", "dropout", original, [example], [right, wrong])
+    assert verify(made, right, adversarial=False).refused == ""
+    # THEN what forgets to scale what it keeps is refused
+    assert "output 0" in verify(made, wrong, adversarial=False).refused
+
+
 def test_hard_values_are_tried_on_few_rows_where_the_original_takes_fewer() -> None:
     rows: list[int] = []
 
