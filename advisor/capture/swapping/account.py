@@ -100,6 +100,17 @@ class Account:
 
     def end(self, why: str, *, kept: bool, remarks: Sequence[str]) -> None:
         """Nothing more is decided: say what came of it, and leave it for the report."""
+        self._tell(why, kept, remarks)
+        assert self._told is not None
+        self.say(self._told.verdict)
+
+    def amend(self, line: str, *, remarks: Sequence[str]) -> None:
+        """What was kept is run another way than before: say so, and leave it for the report."""
+        if line:
+            self.say(line)
+        self._tell("", True, remarks)
+
+    def _tell(self, why: str, kept: bool, remarks: Sequence[str]) -> None:
         self._told = told(
             self._asked,
             self._sites,
@@ -110,7 +121,6 @@ class Account:
             pause_s=self._pause_s,
             remarks=[*self._remarks, *remarks],
         )
-        self.say(self._told.verdict)
         self._write(anew=True)
 
     def refresh(self) -> None:

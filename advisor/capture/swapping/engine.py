@@ -33,6 +33,10 @@ REPLAY = "ADVISOR_SWAP_REPLAY"
 RECORDABLE = ("cuda",)
 
 
+class GivenUp(Exception):
+    """What was chosen cannot stay, which is no fault of the loop's or of swap's; the message says why."""
+
+
 class _Swapper(Swapper):
     """Lets faults through, since whoever holds the `Engine` must know of them; it gives the warning, too."""
 
@@ -101,8 +105,17 @@ class Engine:
     @property
     def remarks(self) -> list[str]:
         """What was left alone and why, places of one reason together, and how the step is run."""
-        replayed = self._patterns.replayed if self._patterns is not None and not self._graph_dropped else ""
-        return [*self._left, *([replayed] if replayed else [])]
+        return [*self._left, *([self.replayed] if self.replayed else [])]
+
+    @property
+    def replayed(self) -> str:
+        """Whether the step is replayed, or why not, in one line; empty where it was not to be."""
+        return self._patterns.replayed if self._patterns is not None and not self._graph_dropped else ""
+
+    @property
+    def unread(self) -> str:
+        """Why the step's graph, though it was traced, is not looked at; empty where it is."""
+        return self._patterns.failure if self._patterns is not None else ""
 
     @property
     def held_bytes(self) -> int:
@@ -272,7 +285,7 @@ class Engine:
         """Put what was applied in force, or out of it."""
         self._journal.toggle(on)
         if self.given_up:
-            raise RuntimeError(self.given_up)
+            raise GivenUp(self.given_up)
 
     @property
     def given_up(self) -> str:

@@ -44,7 +44,13 @@ class PatternFinder:
         memory_bytes: int = MEMORY_BYTES,
         recorder: Callable[[], Recorder] | None = None,
     ) -> None:
-        self._rewrite = StepRewrite(module, inner=inner, memory_bytes=memory_bytes, recorder=recorder)
+        self._rewrite = StepRewrite(
+            module,
+            inner=inner,
+            memory_bytes=memory_bytes,
+            recorder=recorder,
+            tell=lambda why: None,  # whoever looks at `failure` does
+        )
         self._kinds = kinds
         self._what = type(module).__name__
         self._obstacle = ""
@@ -74,7 +80,7 @@ class PatternFinder:
         if any(replayer.proven and not replayer.refused for replayer in replayers):
             held = f" ({self.held_bytes / 1e9:.1f} GB of device memory)" if self.held_bytes else ""
             what = "it" if self._rewrite.rewriter.whole else "what is swapped"
-            measured = "".join(f"; {r.measured}" for r in replayers if r.measured and not r.refused)
+            measured = next((f"; {r.measured}" for r in replayers if r.measured and not r.refused), "")
             return f"training_step: {what} is replayed as a CUDA graph{held}{measured}"
         why = next((replayer.refused for replayer in replayers if replayer.refused), "")
         return f"training_step: it is not replayed as a CUDA graph: {why}" if why else ""

@@ -15,13 +15,13 @@ from typing import Any, TypeVar
 
 from advisor.capture import lightning_ahead, notify
 from advisor.capture.swapping.account import Account
-from advisor.capture.swapping.engine import Engine
+from advisor.capture.swapping.engine import Engine, GivenUp
 from advisor.capture.swapping.less import MOST, Part, less
 from advisor.capture.swapping.patience import LIMIT_S, Patience
 from advisor.capture.swapping.ranks import Order, Ranks
 from advisor.capture.swapping.start import Idle
 from advisor.capture.swapping.steps import Comparison, batches_compared, cycles_per_block, objection
-from advisor.capture.swapping.told import counted, progress, progress_over
+from advisor.capture.swapping.told import counted, left_as_it_is, progress, progress_over
 
 #: Batches between the points at which several ranks ask rank 0 whether to begin.
 MEETING = 64
@@ -95,6 +95,7 @@ class Swapping(Idle):
         self._comparison: Comparison | None = None
         self._closed = False
         self._in_force = False
+        self._replayed = ""
         if unable and self._ranks.alone:
             self._end(unable)
 
@@ -138,15 +139,34 @@ class Swapping(Idle):
             self._compare()
 
     def _look_after(self) -> None:
-        """A check of the step that found it wrong puts everything back, and is told."""
-        if not self._in_force or not (why := self._engine.given_up):
+        """A check that found the step wrong puts everything back, and is told; so is what is replayed no more."""
+        if not self._in_force:
             return
-        if self._ranks.alone:
-            self._end(f"taken back later, since {why}")
-        else:
-            # By then the original serves in the step. Optimizers must go on alike, or parameters drift apart.
-            self._in_force = False
-            notify.warn(f"swap: the original step serves on this rank, since {why}")
+        if why := self._engine.given_up:
+            if self._ranks.alone:
+                notify.warn(left_as_it_is(why, "everything is put back"))
+                self._end(f"taken back later, since {why}")
+            else:
+                # The original serves in the step. Optimizers must go on alike, or parameters drift apart.
+                self._in_force = False
+                notify.warn(left_as_it_is(why, "what else was swapped stays on this rank"))
+        elif self._engine.replayed != self._replayed:
+            self._try(self._run_another_way)
+
+    def _run_another_way(self) -> None:
+        """The step is not replayed any more, or only now."""
+        unfit = self._engine.unreplayed if self._ranks.alone else {}
+        if unfit and len(unfit) == len(self._engine.parts):
+            self._end(
+                f"taken back later, since the step is not replayed any more: {'; '.join(unfit.values())}"
+            )
+            return
+        line = self._engine.replayed
+        if unfit:
+            self._engine.drop([part.key for part in unfit])
+            self._account.leave_unreplayed(unfit)
+        self._replayed = self._engine.replayed
+        self._account.amend(line if "not replayed" in line else "", remarks=self._engine.remarks)
 
     def restore(self) -> None:
         """Put everything back now; on several ranks each must be asked."""
@@ -221,6 +241,8 @@ class Swapping(Idle):
             return
         with self._account.pause():
             self._found = len(self._try(self._engine.sites) or []) if not self._fault else 0
+            if self._ranks.first and (why := self._engine.unread):
+                notify.warn(left_as_it_is(why, "modules and optimizers are looked at"))
             if self._found and self._ranks.first:
                 self._try(self._compile)
         self._until = self._seen
@@ -299,7 +321,7 @@ class Swapping(Idle):
         """A check of the step found these parts to be wrong: compare anew with the rest, on one device."""
         self._engine.drop([part.key for part in at_fault])
         if not self._engine.parts:
-            raise RuntimeError("; ".join(at_fault.values()))
+            raise GivenUp("; ".join(at_fault.values()))
         self._account.find_at_fault(at_fault)
         self._begin_comparison()
 
@@ -315,7 +337,8 @@ class Swapping(Idle):
     def _without_patterns(self, why: str) -> None:
         """The step's graph was given up: compare anew with what else was swapped, on one device."""
         if not self._engine.drop_patterns():
-            raise RuntimeError(why)
+            raise GivenUp(why)
+        notify.warn(left_as_it_is(why, "what else was swapped is compared anew"))
         self._account.give_up_patterns(why)
         self._begin_comparison()
 
@@ -397,7 +420,10 @@ class Swapping(Idle):
             return action()
         except Exception as error:  # noqa: BLE001  training must go on whatever happens here
             self._take_back()
-            if not self._fault:
+            if not self._fault and isinstance(error, GivenUp):
+                self._fault = str(error)
+                notify.warn(left_as_it_is(self._fault, "everything is put back"))
+            elif not self._fault:
                 self._fault = f"{type(error).__name__}: {error}"
                 notify.warn(f"swap is off, training goes on as before: {self._fault}")
             return None
@@ -424,5 +450,5 @@ class Swapping(Idle):
         self._comparison = None
         if not kept:
             self._take_back()
-        self._in_force = kept
+        self._in_force, self._replayed = kept, self._engine.replayed
         self._account.end(why, kept=kept, remarks=self._engine.remarks)

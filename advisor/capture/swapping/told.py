@@ -11,6 +11,14 @@ from msgspec.structs import replace
 from advisor.report import format as fmt
 from advisor.report.model import Swaps, SwapSite, SwapSteps
 
+#: Ways out of what a step's graph is given up for, by a word of how that is told.
+_WAYS_OUT = (
+    ("keep changing", "What differs from step to step, such as a list that grows, is for on_train_batch_end"),
+    ("slow unless compiled", "torch.compile(model) is for such a step"),
+    ("replayed, its", "ADVISOR_SWAP_REPLAY=0 in the environment leaves steps unreplayed"),
+    ("", "swap=None trains without swaps"),
+)
+
 
 def told(
     asked: Sequence[str],
@@ -73,6 +81,12 @@ def left_out(site: SwapSite, why: str) -> SwapSite:
 def given_up(site: SwapSite, why: str) -> SwapSite:
     """A site of the step's graph, where that was given up; others as they are."""
     return _unkept(site, why) if site.mechanism == "pattern" else site
+
+
+def left_as_it_is(why: str, then: str) -> str:
+    """The one warning of a step whose graph is given up: where, why, what becomes of the rest, a way out."""
+    way_out = next(way for word, way in _WAYS_OUT if word in why)
+    return f"swap: training_step runs as it is written, since {why}; {then}. {way_out}"
 
 
 def _share(site: SwapSite, step_ms: float | None) -> SwapSite:

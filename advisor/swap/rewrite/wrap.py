@@ -11,7 +11,6 @@ import contextlib
 import copyreg
 import logging
 import types
-import warnings
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -20,6 +19,7 @@ from torch import nn
 
 from advisor.swap.modules import set_class
 from advisor.swap.site import Outcome, Site
+from advisor.swap.warn import warn
 
 from .backend import MAX_RECOMPILES, MEMORY_BYTES, Rewriter
 from .facts import Refusal
@@ -70,6 +70,7 @@ class StepRewrite:
         inner: the backend that rewritten graphs are handed on to, ``"inductor"`` where the user compiles.
         dynamic: as of `torch.compile`: None lets sizes and numbers become symbols once they change.
         memory_bytes, max_recompiles, recorder: see `Rewriter`.
+        tell: told why the step is given up; by default a warning.
     """
 
     def __init__(
@@ -82,7 +83,9 @@ class StepRewrite:
         memory_bytes: int = MEMORY_BYTES,
         max_recompiles: int = MAX_RECOMPILES,
         recorder: Callable[[], Recorder] | None = None,
+        tell: Callable[[str], None] = lambda why: warn(f"the step is left as it is: {why}"),
     ) -> None:
+        self._tell = tell
         self.module, self.method, self.dynamic = module, method, dynamic
         self._settings: dict[str, Any] = {
             "inner": inner, "memory_bytes": memory_bytes, "max_recompiles": max_recompiles,
@@ -287,7 +290,7 @@ class StepRewrite:
 
     def _give_up(self, reason: str) -> None:
         self.rewriter.failure = reason
-        warnings.warn(f"The step is left as it is: {reason}", stacklevel=3)
+        self._tell(reason)
         self.restore()
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import math
 import pickle
+import warnings
 
 import pytest
 import torch
 from torch import nn
 
 from advisor import TrainingAdvisor
+from advisor.capture.notify import AdvisorWarning
 from advisor.capture.swapping import engine as swapping_engine
 from advisor.capture.swapping import run as swapping
 from advisor.capture.swapping import steps as swapping_steps
@@ -103,6 +105,12 @@ def edited(monkeypatch):
 
 def advisor(**options):
     return TrainingAdvisor(**{"stages": ("validate",), "warmup_steps": 3, "swap": ["attention"], **options})
+
+
+def ours(seen):
+    """What the user was warned of by us."""
+    lines = [str(warning.message) for warning in seen]
+    return [line for line in lines if "advisor" in line or "The step" in line]
 
 
 def result(folder):
@@ -245,7 +253,6 @@ def test_two_processes_of_ddp_replay_and_train_as_unswapped(pl, tmp_path, monkey
         torch.testing.assert_close(value, plain["state_dict"][name], rtol=1e-3, atol=1e-5)
 
 
-@pytest.mark.filterwarnings("ignore:The step is left as it is")
 def test_a_replay_that_turns_wrong_after_the_verdict_is_put_back_and_told(pl, tmp_path, monkeypatch):
     # GIVEN a recording whose gradients are off from its 20th replay on, once the verdict has been given
     class Turning(OnCpu):
@@ -262,8 +269,12 @@ def test_a_replay_that_turns_wrong_after_the_verdict_is_put_back_and_told(pl, tm
     monkeypatch.setattr(swapping_engine, "RECORDABLE", ("cpu",))
     monkeypatch.setattr(swapping_engine, "CudaRecorder", lambda *_, **__: Turning())
     model = make_model(pl)
-    make_trainer(pl, tmp_path, advisor()).fit(model, rows(120))
+    with pytest.warns(AdvisorWarning) as seen:
+        make_trainer(pl, tmp_path, advisor()).fit(model, rows(120))
     found = result(tmp_path)
+    (line,) = ours(seen)
+    assert "training_step runs as it is written, since a check found" in line
+    assert "everything is put back. ADVISOR_SWAP_REPLAY=0" in line
     assert found["kept"] is False
     assert "taken back later, since a check found what it computes to be something else" in found["verdict"]
     assert not hasattr(type(model), "_advisor_base")
@@ -305,14 +316,51 @@ def test_a_step_that_is_traced_anew_each_time_loses_its_patterns_and_keeps_the_r
     # Lightning's own would cut the step in two, of which the second alone is traced again and again.
     type(model).log = lambda self, *_, **__: None
     type(model).configure_optimizers = lambda self: torch.optim.AdamW(self.parameters(), foreach=False)
-    with pytest.warns(UserWarning, match="left as it is"):
+    with pytest.warns(AdvisorWarning) as seen:
         make_trainer(pl, tmp_path, advisor(swap=["attention", "optimizer"])).fit(model, rows(90))
+    (line,) = ours(seen)
+    assert "keep changing; what else was swapped is compared anew. What differs" in line
     found = result(tmp_path)
     assert found["kept"] is True, found
     chosen = {site["kind"]: site["chosen"] for site in found["sites"]}
     assert chosen == {"attention": None, "optimizer": "torch.optim.AdamW(fused=True)"}
     (reason,) = [site["reason"] for site in found["sites"] if site["kind"] == "attention"]
     assert "keep changing" in reason
+
+
+def test_where_nothing_else_was_swapped_there_is_one_warning_too(pl, tmp_path, monkeypatch):
+    # GIVEN a step of which every trace is one too many
+    monkeypatch.setitem(StepRewrite.__init__.__kwdefaults__, "max_recompiles", 1)
+    model = make_model(pl)
+    model.scale = 1.0
+    step = type(model).training_step
+    type(model).training_step = lambda self, batch, i: step(self, batch, i) * self.scale
+    type(model).log = lambda self, *_, **__: None
+    type(model).on_train_batch_start = lambda self, batch, i: setattr(self, "scale", 1.0 + (i > 12))
+    with pytest.warns(AdvisorWarning) as seen:
+        make_trainer(pl, tmp_path, advisor()).fit(model, rows(BATCHES))
+    (line,) = ours(seen)
+    assert "training_step runs as it is written, since traced 1 times over" in line
+    assert "everything is put back" in line
+    assert result(tmp_path)["verdict"].startswith("nothing was swapped: traced 1 times over")
+
+
+def test_a_step_that_cannot_be_read_is_one_warning_and_no_error(pl, tmp_path, monkeypatch):
+    # GIVEN warnings that are errors, and a graph that cannot be read
+    def fails(*_):
+        raise ValueError("planted")
+
+    monkeypatch.setattr(Traced, "_level", fails)
+    warned = []
+    monkeypatch.setattr(swapping.notify, "warn", warned.append)
+    model, plain = make_model(pl), make_model(pl)
+    make_trainer(pl, tmp_path).fit(plain, rows(BATCHES))
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*left as it is.*")
+        make_trainer(pl, tmp_path, advisor()).fit(model, rows(BATCHES))
+    (line,) = warned
+    assert "could not be read: ValueError: planted; modules and optimizers are looked at" in line
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), plain.parameters(), strict=True))
 
 
 def test_a_kept_model_can_be_pickled_as_a_plain_one(pl, tmp_path):
@@ -502,9 +550,11 @@ def test_after_the_verdict_a_part_at_fault_takes_everything_back(pl, tmp_path, m
     calls = 2 * 60
     model = two_of_which_one_is_wrong(pl, monkeypatch, lambda n: n > calls)
 
-    make_trainer(pl, tmp_path, advisor()).fit(model, rows(160))
+    with pytest.warns(AdvisorWarning) as seen:
+        make_trainer(pl, tmp_path, advisor()).fit(model, rows(160))
 
     found = result(tmp_path)
+    assert len(ours(seen)) == 1
     assert found["kept"] is False, found
     assert "taken back later, since in the whole step, with nothing else replaced in it" in found["verdict"]
     assert not hasattr(type(model), "_advisor_base")
