@@ -139,7 +139,7 @@ class Swapping(Idle):
             self._compare()
 
     def _look_after(self) -> None:
-        """A check that found the step wrong puts everything back, and is told; so is what is replayed no more."""
+        """A check that finds the step wrong puts everything back; that a replay has ended is told."""
         if not self._in_force:
             return
         if why := self._engine.given_up:

@@ -79,8 +79,6 @@ class Recording:
         self._let_go = 0
         #: Whether that is relied on in the step under way.
         self._relies = False
-        #: The parameters' versions when the last backward was over.
-        self._versions: list[int] = []
         _refuse_others(self._static)
         wants = [self._static[i] for i in self._wants]
 
@@ -188,7 +186,6 @@ class Recording:
         """
         self.begin_backward()
         self._run_backward(gradients)
-        self._versions = [leaf._version for leaf, _ in self._leaves if leaf is not None]
         return [g.detach() for _, g in self._given_to]
 
     def begin_backward(self) -> None:
@@ -209,11 +206,7 @@ class Recording:
     @property
     def _relied_on(self) -> bool:
         """Whether gradients of ours need not be moved when a forward begins, for they will be let go of."""
-        if self._let_go < _RELIED_ON or self._adds_up():
-            return False
-        # No optimizer has had them yet where parameters are as they were.
-        now = (leaf._version for leaf, _ in self._leaves if leaf is not None)
-        return any(version != before for version, before in zip(now, self._versions, strict=False))
+        return self._let_go >= _RELIED_ON and not self._adds_up()
 
     def results(
         self, args: Sequence[Any], gradients: Sequence[Tensor | None]

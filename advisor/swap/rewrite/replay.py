@@ -38,8 +38,8 @@ _CHECKED = (1, 2, 13, 25, 64)
 #: Calls in a row unlike the recorded one, after which the recording is dropped.
 _PATIENCE = 50
 
-#: Share of what the device takes for a graph, below which the host's launching of it surely hides behind that,
-#: whatever else of the step the host has to do; above it, whole steps tell.
+#: Share of what the device takes for a graph, below which the host's launching of it surely hides behind
+#: that, whatever else of the step the host has to do; above it, whole steps tell.
 _DEVICE_BOUND = 0.5
 
 #: How functions that draw random numbers begin.

@@ -43,7 +43,8 @@ class Loop:
         torch.manual_seed(3)
         self.leaves = [torch.randn(4, 6).requires_grad_(), torch.randn(6, 3).requires_grad_()]
         self.mean, self.count = torch.zeros(4), torch.zeros((), dtype=torch.long)
-        self.recorder, self.last = OnCpu(), last
+        # A step between another and its last backward adds up gradients, which a loop is asked about.
+        self.recorder, self.last = OnCpu(adds_up=last is with_another_between), last
         self.call = Replayer(call, self.recorder) if replay else call
         self.sums: list[float] = []
         for i in range(TURN + 6):
