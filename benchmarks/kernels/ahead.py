@@ -147,8 +147,8 @@ def compile_ahead(jobs: Sequence[Job], processes: int, budget_s: float) -> list[
         forgotten = forget_tuning(inductor_cache(), start)
     failed = sum(outcome.failure is not None for outcome in ended)
     print(
-        f"compiled {len(ended) - failed} of {len(jobs)} cases in {time.monotonic() - began:.0f} s, "
-        f"{failed} failed; {sum(outcome.seconds for outcome in ended):.0f} s of {processes} processes; "
+        f"compiled {len(ended)} of {len(jobs)} cases in {time.monotonic() - began:.0f} s, "
+        f"{failed} of them not whole; {sum(outcome.seconds for outcome in ended):.0f} s of {processes} processes; "
         f"{forgotten} of Inductor's choices to be made anew",
         flush=True,
     )

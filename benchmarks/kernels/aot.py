@@ -113,6 +113,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("family", help="a family of kernels")
     parser.add_argument("--quick", action="store_true", help="one or two sizes a kernel")
+    parser.add_argument("--grid", action="store_true", help="the grid of sizes")
     parser.add_argument("--capability", type=int, default=90, help="compute capability, 90 for Hopper")
     parser.add_argument("--sm-count", type=int, default=132)
     args = parser.parse_args(arguments)
@@ -122,7 +123,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     compiled = Compiled(args.capability)
     compiled.install()
     module = importlib.import_module(f"advisor.kernels.bench.{args.family}")
-    for case in module.cases(args.quick):
+    for case in module.grid() if args.grid else module.cases(args.quick):
         run(case)
     print("\n".join(compiled.report()))
 
