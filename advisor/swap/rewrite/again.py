@@ -29,11 +29,11 @@ class Beginning:
     """
 
     def __init__(self, args: Sequence[Any], written: Sequence[int], autocast: torch.dtype | None) -> None:
-        self._rest = [None if isinstance(a, Tensor) else a for a in args]
         self._written = {i: torch.empty_like(args[i]) for i in written}
         if written:
             torch._foreach_copy_(list(self._written.values()), [args[i] for i in written])
-        self._tensors = [i for i, a in enumerate(args) if isinstance(a, Tensor) and i not in self._written]
+        self._tensors = [i for i, a in enumerate(args) if _savable(a) and i not in self._written]
+        self._rest = [None if i in self._tensors or i in self._written else a for i, a in enumerate(args)]
         self._devices = {a.device for a in args if isinstance(a, Tensor)}
         self._drawn = [g.get_state() for g in generators(self._devices)]
         self._autocast = autocast
@@ -78,3 +78,8 @@ class Beginning:
                     allow_unused=True,
                 )
             )
+
+
+def _savable(value: Any) -> bool:
+    """What was made in inference mode, as a table that a validation fills, autograd does not keep."""
+    return isinstance(value, Tensor) and not value.is_inference()

@@ -197,8 +197,8 @@ class Replayer:
         """The call as it is; what it writes to must be known, for to record it is to run it again."""
         # Before it has been held against it, the original serves.
         result, written = written_by(self._original or self._call, args)
-        if written is None:
-            self._drop("there is no memory for a copy of what it is given")
+        if isinstance(written, str):
+            self._drop(written)
             return result
         self._written = written
         if any(args[i].requires_grad for i in self._written):

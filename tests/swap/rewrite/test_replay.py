@@ -686,3 +686,45 @@ def test_memory_is_given_back_after_each_check_and_at_no_other_step(monkeypatch)
         loop.step(i)
     # THEN it was after recording, the first proof, and before the replays 1, 2 and 13
     assert given == [1, 2, 3, 4, 15]
+
+
+def test_what_was_made_in_inference_mode_is_taken_as_ever() -> None:
+    # GIVEN a table that a validation has made, which eager only adds
+    with torch.inference_mode():
+        table = torch.arange(3.0)
+
+    def call(w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor, x: Tensor, table: Tensor) -> tuple[Tensor]:
+        return ((x @ w1.t() + b1).tanh() @ w2.t() + b2 + table).square().mean(), None
+
+    loop, expected = Loop(call=call), Loop(call=call, replay=False)
+    for each in (loop, expected):
+        for i in range(8):
+            each.optimizer.zero_grad()
+            x = torch.randn(5, 4, generator=torch.Generator().manual_seed(i))
+            loss = each.step_call(*each.net.parameters(), x, table)[0]
+            loss.backward(retain_graph=i == 7)
+            if i == 7:
+                loss.backward()
+            each.optimizer.step()
+            each.losses.append(loss.item())
+    assert loop.recorder.replays > 3
+    assert same(loop, expected)
+
+
+@pytest.mark.parametrize(
+    "odd", [torch.eye(4).to_sparse(), torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])]
+)
+def test_what_cannot_be_compared_with_itself_raises_nothing(odd: Tensor) -> None:
+    def call(*args: Tensor) -> tuple[Tensor, ...]:
+        return Loop.plain(*args[:5])[0], args[5] * 2
+
+    loop, expected = Loop(call=call), plain(4)
+    for i in range(4):
+        loop.optimizer.zero_grad()
+        x = torch.randn(5, 4, generator=torch.Generator().manual_seed(i))
+        loss = loop.step_call(*loop.net.parameters(), x, odd)[0]
+        loss.backward()
+        loop.optimizer.step()
+        loop.losses.append(loss.item())
+    assert loop.step_call.refused
+    assert same(loop, expected)

@@ -147,6 +147,83 @@ def test_within_ddp_a_step_is_recorded_beside_its_watchdog_and_trains_as_ever(ra
         assert all(torch.equal(a, b) for a, b in zip(mine, others, strict=True))
 
 
+class Normed(Loop):
+    """With dropout and running statistics, of which a loop differentiates some steps again."""
+
+    def __init__(self, replay: bool, turn: int, differentiate: Any) -> None:
+        super().__init__(self.normed, replay)
+        self.turn, self.differentiate = turn, differentiate
+        self.norm = nn.BatchNorm1d(256).cuda()
+
+    @staticmethod
+    def normed(
+        w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor, x: Tensor, mean: Tensor, var: Tensor, count: Tensor
+    ) -> tuple[Tensor]:
+        count.add_(1)
+        y = F.dropout(F.batch_norm(F.gelu(F.linear(x, w1, b1)), mean, var, training=True), 0.3)
+        return (F.linear(y, w2, b2).float().square().mean() / count.sqrt(),)
+
+    def step(self, i: int) -> None:
+        x = torch.randn(32, 64, generator=torch.Generator().manual_seed(i)).cuda()
+        buffers = (self.norm.running_mean, self.norm.running_var, self.norm.num_batches_tracked)
+        self.optimizer.zero_grad()
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            loss = self.call(*self.net.parameters(), x, *buffers)[0]
+        if i < self.turn:
+            loss.backward()
+        else:
+            self.differentiate(self, loss)
+        self.optimizer.step()
+        self.losses.append(loss.detach())
+
+
+def again(loop: Loop, loss: Tensor) -> None:
+    loss.backward(retain_graph=True)
+    (0.5 * loss).backward()
+
+
+def twice_over(loop: Loop, loss: Tensor) -> None:
+    found = torch.autograd.grad(loss, list(loop.net.parameters()), create_graph=True)
+    (loss + 0.1 * sum(g.float().square().sum() for g in found)).backward()
+
+
+@pytest.mark.parametrize("differentiate", [again, twice_over])
+def test_a_replayed_step_that_is_differentiated_again_is_computed_with_the_same_random_numbers(
+    differentiate: Any,
+) -> None:
+    loop, expected = Normed(True, 10, differentiate).run(20), Normed(False, 10, differentiate).run(20)
+    words = "more than one backward" if differentiate is again else "gradients of its gradients"
+    assert words in loop.call.refused
+    torch.testing.assert_close(loop.losses, expected.losses, rtol=1e-3, atol=1e-5)
+    for mine, theirs in zip(loop.net.parameters(), expected.net.parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-2, atol=1e-4)
+    for mine, theirs in zip(loop.norm.buffers(), expected.norm.buffers(), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=1e-5)
+    assert torch.cuda.current_stream() == torch.cuda.default_stream()
+
+
+def test_the_gradients_of_a_second_backward_are_those_of_the_first() -> None:
+    # GIVEN a replayed step with dropout: other random numbers would give others
+    loop = Normed(True, 99, again).run(8)
+    assert loop.call.proven
+    loop.step_gradients = []
+
+    def note(loop: Any, loss: Tensor) -> None:
+        loop.optimizer.zero_grad()
+        loss.backward(retain_graph=True)
+        first = [p.grad.clone() for p in loop.net.parameters()]
+        loop.optimizer.zero_grad()
+        loss.backward()
+        loop.step_gradients = [(a, p.grad.clone()) for a, p in zip(first, loop.net.parameters(), strict=True)]
+
+    loop.turn, loop.differentiate = 0, note
+    loop.step(8)
+    assert "more than one backward" in loop.call.refused
+    for first, second in loop.step_gradients:
+        torch.testing.assert_close(second, first, rtol=1e-2, atol=1e-6)
+        assert first.any()
+
+
 def test_a_step_that_waits_for_the_device_is_not_recorded_and_goes_on_to_the_bit() -> None:
     loop, expected = Loop(waiting).run(8), Loop(waiting, replay=False).run(8)
     assert loop.call.refused == "the host waits for the device within it"
