@@ -148,8 +148,8 @@ def compile_ahead(jobs: Sequence[Job], processes: int, budget_s: float) -> list[
     failed = sum(outcome.failure is not None for outcome in ended)
     print(
         f"compiled {len(ended)} of {len(jobs)} cases in {time.monotonic() - began:.0f} s, "
-        f"{failed} of them not whole; {sum(outcome.seconds for outcome in ended):.0f} s of {processes} processes; "
-        f"{forgotten} of Inductor's choices to be made anew",
+        f"{failed} of them not whole; {sum(outcome.seconds for outcome in ended):.0f} s of {processes} "
+        f"processes; {forgotten} of Inductor's choices to be made anew",
         flush=True,
     )
     return ended
