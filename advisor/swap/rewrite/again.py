@@ -25,17 +25,26 @@ class Beginning:
     Args:
         args: of the call.
         written: which of them it writes to.
+        device: where all of its tensors are.
         autocast: the dtype that is in force, or None.
     """
 
-    def __init__(self, args: Sequence[Any], written: Sequence[int], autocast: torch.dtype | None) -> None:
+    def __init__(
+        self,
+        args: Sequence[Any],
+        written: Sequence[int],
+        device: torch.device,
+        autocast: torch.dtype | None,
+    ) -> None:
         self._written = {i: torch.empty_like(args[i]) for i in written}
         if written:
             torch._foreach_copy_(list(self._written.values()), [args[i] for i in written])
         self._tensors = [i for i, a in enumerate(args) if _savable(a) and i not in self._written]
-        self._rest = [None if i in self._tensors or i in self._written else a for i, a in enumerate(args)]
-        self._devices = {a.device for a in args if isinstance(a, Tensor)}
-        self._drawn = [g.get_state() for g in generators(self._devices)]
+        self._rest = list(args)
+        for i in (*self._tensors, *written):
+            self._rest[i] = None
+        self._device = device
+        self._drawn = [g.get_state() for g in generators([device])]
         self._autocast = autocast
 
     def to_save(self, args: Sequence[Any]) -> list[Tensor]:
@@ -59,9 +68,9 @@ class Beginning:
             args[i] = tensor
         for i, value in self._written.items():
             args[i] = value.clone()
-        kind = next(iter(self._devices)).type
-        with kept_state(self._devices), torch.enable_grad():
-            for generator, state in zip(generators(self._devices), self._drawn, strict=True):
+        kind = self._device.type
+        with kept_state([self._device]), torch.enable_grad():
+            for generator, state in zip(generators([self._device]), self._drawn, strict=True):
                 generator.set_state(state)
             # Arguments may hang on each other: what leads from one to another is not gone through.
             own: list[Any] = [a.view_as(a) if isinstance(a, Tensor) and a.requires_grad else a for a in args]

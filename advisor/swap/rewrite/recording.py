@@ -80,6 +80,7 @@ class Recording:
         #: Whether that is relied on in the step under way.
         self._relies = False
         _refuse_others(self._static)
+        self._device = next(a.device for a in args if isinstance(a, Tensor))
         wants = [self._static[i] for i in self._wants]
 
         def forward() -> list[Tensor | None]:
@@ -247,7 +248,7 @@ class Recording:
 
     def begin(self, args: Sequence[Any]) -> Beginning:
         """What a call that is about to be replayed begins with."""
-        return Beginning(args, self._written, self._autocast)
+        return Beginning(args, self._written, self._device, self._autocast)
 
     def close(self, opened: _Open) -> bool:
         """A backward begins; whether it is the first of the last call, of which all is still there."""
