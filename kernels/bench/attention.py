@@ -27,10 +27,10 @@ SHAPES = [
     (4, 32, 8, 4096, 128, True),
 ]
 #: At (batch, heads, tokens, dim), what FlashAttention-2 does not take and is a number a score to cuDNN:
-#: random bits, which leave no block of scores out; masks as users have them; biases; a soft-cap.
-MODIFIED_QUICK = ("bool_mask", "causal_padding", "alibi", "bias", "softcap")
+#: random bits, which leave no block of scores out; masks as users have them; biases; a soft-cap. And dropout.
+MODIFIED_QUICK = ("bool_mask", "causal_padding", "alibi", "bias", "softcap", "dropout")
 MODIFIED = (*MODIFIED_QUICK, "padding", "documents", "float_mask", "window")
-MODIFIED_SHAPE = (4, 16, 4096, 128)
+MODIFIED_SHAPE, DROPOUT_SHAPE = (4, 16, 4096, 128), (16, 12, 512, 64)
 WINDOW = 1024
 BACKENDS = {
     "flash": SDPBackend.FLASH_ATTENTION,
@@ -112,6 +112,8 @@ def _modified(
     """Our options, SDPA's (None: it has no such thing), and the share of scores that is seen."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     at = torch.arange(tokens, device=device)
+    if kind == "dropout":
+        return {"dropout_p": 0.1}, {"dropout_p": 0.1}, 1.0
     if kind == "softcap":
         return {"causal": True, "softcap": 30.0}, None, 0.5
     if kind == "alibi":
@@ -169,8 +171,8 @@ def cases(quick: bool) -> Iterator[Case]:
                 traffic(batch, heads, heads_k, tokens, dim, direction),
                 flops(batch, heads, tokens, dim, 0.5 if causal else 1.0, direction),
             )
-    batch, heads, tokens, dim = MODIFIED_SHAPE
     for kind in MODIFIED_QUICK if quick else MODIFIED:
+        batch, heads, tokens, dim = DROPOUT_SHAPE if kind == "dropout" else MODIFIED_SHAPE
         options, theirs, seen = _modified(kind, batch, heads, tokens)
         variants = {"ours": lambda q, k, v, o=options: attention(q, k, v, **o)}
         if theirs is None:
@@ -179,7 +181,8 @@ def cases(quick: bool) -> Iterator[Case]:
                 variants["eager"] = lambda q, k, v, o=options: attention_reference(q, k, v, **o)
                 variants["compile"] = torch.compile(variants["eager"], dynamic=False)
         else:
-            variants |= {name: sdpa(BACKENDS[name], **theirs) for name in ("efficient", "cudnn")}
+            names = ("efficient", "cudnn", *(["flash"] if kind == "dropout" else []))
+            variants |= {name: sdpa(BACKENDS[name], **theirs) for name in names}
         for direction, way in WAYS.items():
             yield Case(
                 f"attention {kind}",
