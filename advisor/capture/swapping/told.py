@@ -16,6 +16,7 @@ _WAYS_OUT = (
     ("keep changing", "What differs from step to step, such as a list that grows, is for on_train_batch_end"),
     ("slow unless compiled", "torch.compile(model) is for such a step"),
     ("replayed, its", "ADVISOR_SWAP_REPLAY=0 in the environment leaves steps unreplayed"),
+    ("gradients of gradients", 'swap=["optimizer"] leaves the step alone'),
     ("", "swap=None trains without swaps"),
 )
 

@@ -146,6 +146,17 @@ class Recording:
                 return False
         return True
 
+    def exchanged(self, args: Sequence[Any]) -> list[int]:
+        """Which tensors, taken for the same in each call, are others now; none if anything else differs."""
+        as_before, found = list(args), []
+        for i, (known, arg) in enumerate(zip(self._args, args, strict=True)):
+            if isinstance(known, Tensor) and arg is not known and type(arg) is Tensor:
+                if known.requires_grad or arg.requires_grad or arg.shape != known.shape:
+                    return []
+                found.append(i)
+                as_before[i] = known
+        return found if self.takes(as_before) else []
+
     @property
     def waiting(self) -> bool:
         """Whether a call has been replayed whose backward may still come."""

@@ -37,6 +37,8 @@ log = logging.getLogger(__name__)
 _CHECKED = (1, 2, 13, 25, 64)
 #: Calls in a row unlike the recorded one, after which the recording is dropped.
 _PATIENCE = 50
+#: After so many it is looked whether all that differs is a tensor that another was put in place of.
+_EXCHANGED = 3
 
 #: Share of what the device takes for a graph, below which the host's launching of it surely hides behind
 #: that, whatever else of the step the host has to do; above it, whole steps tell.
@@ -63,6 +65,7 @@ class Replayer:
         may_stay: of each argument, whether it may be the same object in every call, as what a module has is,
             and a batch is not though it be passed several times over; all may unless given.
         make_room: called before it is recorded.
+        varies: told which arguments it had taken for the same in every call, and that are others now.
         twice: called where gradients of gradients are taken, which `plain` then serves for.
     """
 
@@ -77,10 +80,12 @@ class Replayer:
         plain: Call | None = None,
         may_stay: Sequence[bool] | None = None,
         make_room: Callable[[], None] = lambda: None,
+        varies: Callable[[Sequence[int]], None] = lambda which: None,
         twice: Callable[[], None] = lambda: None,
     ) -> None:
         self._call, self._recorder = call, recorder
-        self._plain, self._may_stay, self._make_room, self._twice = plain, may_stay, make_room, twice
+        self._plain, self._may_stay, self._make_room = plain, may_stay, make_room
+        self._varies, self._twice = varies, twice
         self._host_bound = host_bound
         self._original, self._at_fault = original, at_fault
         self._may_check, self._due = may_check, False
@@ -169,6 +174,9 @@ class Replayer:
             return False
         if not self._recording.takes(args):
             self._unlike += 1
+            if self._unlike == _EXCHANGED and (others := self._recording.exchanged(args)):
+                self._varies(others)
+                return False
             if self._unlike >= _PATIENCE:
                 self._drop("the step's tensors are other objects, or of other sizes, from call to call")
             return False

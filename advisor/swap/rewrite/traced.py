@@ -253,16 +253,22 @@ class Traced:
             host_bound=not self._rewriter.active(),
             plain=self._plain,
             may_stay=self._may_stay,
+            varies=self._record_anew,
             twice=self._give_up_kernels if chosen else lambda: None,
             make_room=lambda: self._rewriter.retire_older(self._before),
         )
         if self._retired > _RETIRED:
-            self.replayer.refused = "several graphs of the step take turns"
+            self.replayer.refused = "several graphs of the step, or tensors in it, take turns"
         if any(collective(n) for n in self._gm.graph.nodes):
             self.replayer.refused = "ranks talk within it"
         if self._rewriter.reads_gradients:
             self.replayer.refused = "it reads gradients of the step before"
         self._rewritten = self.replayer
+
+    def _record_anew(self, varying: Sequence[int]) -> None:
+        for i in varying:
+            self._may_stay[i] = False
+        self.retire()
 
     def _give_up_kernels(self) -> None:
         self._rewriter.failure = TWICE

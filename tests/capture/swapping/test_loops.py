@@ -385,6 +385,19 @@ def test_a_hook_that_makes_a_step_of_its_own_adds_to_the_gradients_that_are_ther
     assert made[0].replays > BATCHES
 
 
+def test_what_is_exchanged_now_and_then_is_recorded_anew_as_what_varies(pl, tmp_path, made):
+    def exchange(trainer, model, i):
+        if i >= LATER and i % 10 == 0:
+            model.scale = model.scale * 0.9
+
+    ran = both(pl, tmp_path, by_tensor, LATER + 40, at(0, exchange)(pl))
+    assert_same(ran)
+    assert ran.told["kept"] is True
+    assert [recorder.recordings for recorder in made] == [1, 1]
+    # All but those after the first exchange that were unlike, and recorded and proven anew.
+    assert made[1].replays > 25
+
+
 def test_a_recording_makes_room_where_another_graph_of_the_step_comes_in_its_place(pl, tmp_path, made):
     both(pl, tmp_path, callback=at(LATER, freeze)(pl))
     # Recorded as all of it was trained, then without a layer, then whole again.
