@@ -5,9 +5,10 @@ from __future__ import annotations
 from types import SimpleNamespace as Plain
 
 import pytest
+import torch
 from torch import nn
 
-from advisor.capture.swapping.limits import adds_up, looks_at_gradients, why_no_replay
+from advisor.capture.swapping.limits import adds_up, looks_at_gradients, optimized_by, why_no_replay
 
 
 def trainer(strategy="SingleDeviceStrategy", ranks=1, accumulate=1, callbacks=(), base=object, module=None):
@@ -63,6 +64,20 @@ def test_gradients_are_needed_beyond_a_step_where_a_hook_looks_at_them_after_the
     assert needed(Model(), pl.callbacks.LambdaCallback(on_before_zero_grad=lambda *_: None))
     assert needed(Looking())
     assert needed(Keeping())
+
+
+def test_gradients_are_added_to_by_a_step_that_a_hook_makes_and_of_what_no_optimizer_has_any_more(pl):
+    model = pl.LightningModule()
+    model.layer = nn.Linear(2, 2)
+    held = trainer(module=model)
+    held.optimizers = [torch.optim.SGD(model.parameters(), lr=0.1)]
+    first = optimized_by(held.optimizers)
+    for hook, expected in ((None, False), ("training_step", False), ("on_train_batch_end", True)):
+        model._current_fx_name = hook
+        assert adds_up(lambda: held, optimized=first) is expected
+    model._current_fx_name = "training_step"
+    held.optimizers[0].param_groups[0]["params"].pop()
+    assert adds_up(lambda: held, optimized=first)
 
 
 def _norms(model):

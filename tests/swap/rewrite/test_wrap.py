@@ -269,6 +269,44 @@ def test_a_step_whose_sizes_keep_changing_is_given_up_and_restored():
     assert sum("left as it is" in str(w.message) for w in seen) == 1
 
 
+@pytest.mark.filterwarnings("error")
+def test_where_warnings_are_errors_giving_up_is_none(monkeypatch, capsys):
+    def broken(_facts):
+        raise ZeroDivisionError("planted")
+
+    monkeypatch.setattr(traced, "find", broken)
+    net, _ = installed()
+    net(*qkv())
+    assert type(net) is Net
+    assert "the step is left as it is" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("of_all", [False, True])
+def test_a_hook_that_comes_later_is_called(of_all):
+    class Outer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = Net()
+
+        def forward(self, q, k, v):
+            return self.inner(q, k, v)
+
+    net, _ = installed(Outer())
+    x = qkv()
+    before = net(*x)
+
+    def doubled(module, args, out):
+        return 2 * out if module is net.inner else None
+
+    register = nn.modules.module.register_module_forward_hook if of_all else net.inner.register_forward_hook
+    handle = register(doubled)
+    try:
+        torch.testing.assert_close(net(*x), 2 * before)
+    finally:
+        handle.remove()
+    torch.testing.assert_close(net(*x), before)
+
+
 def test_a_number_that_changes_with_each_step_is_traced_a_few_times_at_most():
     # GIVEN a step that looks at its index, and counts itself
     class Counting(Net):
