@@ -47,16 +47,18 @@ def _part(results: Mapping[str, Any]) -> str:
     models = {name: m for name, m in results["models"].items() if "swap" in m["variants"]}
     others = [v for v in _OTHERS if any("step_ms" in m["variants"].get(v, {}) for m in models.values())]
     titles = ["model", "eager, ms", "swap, ms", "", *(f"{_OTHERS[v]}, ms" for v in others)]
-    titles += ["peak, GB", "what was done", "s to try"]
+    reserved = any("→" in _reserved(m["variants"]) for m in models.values())
+    titles += ["peak, GB", *(["reserved, GB"] if reserved else []), "what was done", "s to try"]
     parts = [
         f"Measured on {results['date']} on {results['device']} with torch {versions['torch']}, "
         f"Triton {versions.get('triton', '?')}, Lightning {versions.get('lightning', '?')}, "
         f"by `{results['command']}`. "
-        "A step's median; peak memory eager and with swap, what CUDA graphs hold included.",
+        "A step's median; peak memory eager and with swap, what CUDA graphs hold included."
+        + (" Reserved is what the process has of the device, cached blocks included." if reserved else ""),
         "",
         f"| {' | '.join(titles)} |",
         f"|{'---|' * len(titles)}",
-        *(_row(name, model["variants"], others) for name, model in models.items()),
+        *(_row(name, model["variants"], others, reserved) for name, model in models.items()),
     ]
     for paragraph in ([*_names(parts)], [*_curves(models)]):
         parts += ["", *paragraph] if paragraph else []
@@ -70,11 +72,11 @@ def _names(rows: Iterable[str]) -> Iterator[str]:
             yield f"`{earlier}` is an earlier name of `{now}`."
 
 
-def _row(name: str, variants: Mapping[str, Any], others: list[str]) -> str:
+def _row(name: str, variants: Mapping[str, Any], others: list[str], reserved: bool) -> str:
     swap, eager = variants["swap"], variants.get("eager", {})
     if "step_ms" not in swap:
         why = swap.get("failed") or swap.get("skipped") or "no outcome"
-        return f"| {name} |{' |' * (len(others) + 4)} {why} | |"
+        return f"| {name} |{' |' * (len(others) + 4 + reserved)} {why} | |"
     told = swap.get("swaps", {})
     # Eager steps of the same run, where the loop without swap was not run by itself.
     steps = told.get("steps") or {}
@@ -86,8 +88,15 @@ def _row(name: str, variants: Mapping[str, Any], others: list[str]) -> str:
     cells.append(f"{before_ms / swap['step_ms']:.2f}×" if compared else "–")
     cells += [_number(variants.get(v, {}).get("step_ms"), ".1f") for v in others]
     cells.append(" → ".join(_number(p / 1e9 if p else None, ".1f") for p in peaks))
+    cells += [_reserved(variants)] if reserved else []
     cells += [_done(told), _number(told.get("pause_s"), ".1f")]
     return f"| {' | '.join(cells)} |"
+
+
+def _reserved(variants: Mapping[str, Any]) -> str:
+    """Eager and with swap, where both were measured."""
+    both = [variants.get(name, {}).get("reserved_bytes") for name in ("eager", "swap")]
+    return " → ".join(f"{n / 1e9:.1f}" for n in both) if all(both) else "–"
 
 
 def _number(value: float | None, form: str) -> str:

@@ -61,6 +61,20 @@ def test_a_model_shows_its_steps_memory_and_what_was_chosen(generator):
     assert "Measured on 2020-02-02 on Toy with torch 2.0" in page
 
 
+def test_what_is_reserved_has_a_column_where_it_was_measured_both_ways(generator):
+    eager = {"step_ms": 50.0, "peak_bytes": 9_000_000_000, "reserved_bytes": 11_000_000_000}
+    swap = {**_swap(), "reserved_bytes": 6_000_000_000}
+    earlier = {"eager": {"step_ms": 50.0, "peak_bytes": 9_000_000_000}, "swap": _swap()}
+    page = generator.render(
+        PAGE, _results(net={"variants": {"eager": eager, "swap": swap}}, old={"variants": earlier},
+                       broken={"variants": {"swap": {"failed": "RuntimeError: no"}}})
+    )  # fmt: skip
+    assert "| peak, GB | reserved, GB | what was done |" in page
+    assert "| 9.0 → 4.0 | 11.0 → 6.0 | `rope`" in page
+    assert "| 9.0 → 4.0 | – | `rope`" in page
+    assert "| broken | | | | | | RuntimeError: no | |" in page
+
+
 def test_without_a_run_of_its_own_eager_is_that_of_the_swapped_run(generator):
     page = generator.render(PAGE, _results(net={"variants": {"swap": _swap()}}))
     assert "| net | 60.0 | 20.0 | 3.00× | 8.0 → 4.0 |" in page
