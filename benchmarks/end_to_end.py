@@ -47,6 +47,8 @@ WARM, DECIDING, COMPILING = 60, 80, 2000
 TIMED, CURVE = 30, 300
 #: Steps over which curves are compared closely, and the window over which they are smoothed.
 CLOSE, SMOOTH = 20, 20
+#: Told of results that a later call has added to.
+SEVERAL = ", the last of several calls"
 #: Of the losses of a curve, each so-many-th is kept.
 EVERY = 10
 #: Share by which two measurements of one thing may differ.
@@ -302,6 +304,8 @@ def start_record(args: argparse.Namespace) -> dict[str, Any]:
     }
     before = json.loads(args.out.read_text()) if args.out.exists() else {}
     same = all(before.get(key) == about[key] for key in ("device", "versions", "tiny"))
+    if same and before["models"]:
+        about["command"] += SEVERAL
     return {**about, "models": before["models"] if same else {}}
 
 
