@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import copyreg
 import logging
+import os
 import types
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -325,8 +326,17 @@ def _own_settings(eager: bool) -> Iterator[None]:
         # Autograd's own backward overlaps with DDP's buckets as ever: the graph need not be cut at them.
         wanted["optimize_ddp"] = False
     known = {k: v for k, v in wanted.items() if hasattr(torch._dynamo.config, k)}
-    with torch._dynamo.config.patch(known):
+    # What Dynamo advises to those who compile is of no use to a loop that does not.
+    logs = [] if not eager or os.environ.get("TORCH_LOGS") else logging.getLogger("torch._dynamo").handlers
+    with torch._dynamo.config.patch(known), contextlib.ExitStack() as stack:
+        for handler in logs:
+            handler.addFilter(_serious)
+            stack.callback(handler.removeFilter, _serious)
         yield
+
+
+def _serious(record: logging.LogRecord) -> bool:
+    return record.levelno > logging.WARNING
 
 
 def compiled_part(module: nn.Module) -> str:

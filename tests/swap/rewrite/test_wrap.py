@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import io
+import logging
 import pickle
 import warnings
 
@@ -279,6 +280,30 @@ def test_where_warnings_are_errors_giving_up_is_none(monkeypatch, capsys):
     net(*qkv())
     assert type(net) is Net
     assert "the step is left as it is" in capsys.readouterr().err
+
+
+def test_what_dynamo_advises_to_those_who_compile_is_not_shown(monkeypatch):
+    class Reads(Net):
+        def forward(self, q, k, v):
+            return super().forward(q, k, v) * float(q.abs().sum().item() > -1)
+
+    class Shown(logging.Handler):
+        def emit(self, record):
+            seen.append(record.getMessage())
+
+    monkeypatch.delenv("TORCH_LOGS", raising=False)
+    seen, handler, log = [], Shown(), logging.getLogger("torch._dynamo")
+    log.addHandler(handler)
+    try:
+        torch._dynamo.reset()
+        installed(Reads())[0](*qkv())
+        assert seen == []
+        # A user's own call of the compiler is told as ever.
+        torch.compile(Reads(), backend="eager")(*qkv())
+        log.warning("planted")
+        assert "planted" in seen
+    finally:
+        log.removeHandler(handler)
 
 
 @pytest.mark.parametrize("of_all", [False, True])
