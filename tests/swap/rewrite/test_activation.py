@@ -68,6 +68,39 @@ def test_a_bias_belongs_to_the_activation_behind_it(fn):
     assert len(found.match.inputs) == 2
 
 
+BEHIND = {
+    "gelu": F.gelu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "silu": F.silu,
+    "gelu, written out": WRITTEN["gelu"],
+    "gelu_tanh, written out": WRITTEN["gelu_tanh"],
+}
+
+
+@pytest.mark.parametrize("autocast", [None, torch.bfloat16])
+@pytest.mark.parametrize("name", BEHIND)
+def test_an_activation_adds_the_bias_of_the_linear_layer_before_it(name, autocast):
+    found = replacement_equals_original(
+        "linear_act", lambda x, w, b: BEHIND[name](F.linear(x, w, b)), rand(2, N, C), rand(7, C), rand(7),
+        autocast=autocast,
+    )  # fmt: skip
+
+    assert found.match.attributes["name"] == name.partition(",")[0]
+
+
+NOT_BEHIND = {
+    "relu": lambda x, w, b: F.relu(F.linear(x, w, b)),
+    "no bias": lambda x, w, b: F.gelu(F.linear(x, w)) + b,
+    "a value used elsewhere": lambda x, w, b: (lambda z: F.gelu(z) + z)(F.linear(x, w, b)),
+    "a change in between": lambda x, w, b: F.gelu(F.linear(x, w, b) * 2),
+}
+
+
+@pytest.mark.parametrize("fn", NOT_BEHIND.values(), ids=NOT_BEHIND.keys())
+def test_what_is_no_activation_behind_a_linear_layer_is_left_alone(fn):
+    misses("linear_act", fn, rand(N, C), rand(C, C), rand(C))
+
+
 def test_a_bias_within_a_linear_layer_stays_there():
     misses("bias_act", lambda x, w, b: F.gelu(F.linear(x, w, b)), rand(N, C), rand(C, C), rand(C))
 
