@@ -191,9 +191,19 @@ def _as_it_is(*_: Any) -> None:
 
 
 def uncovered(site: Site, patterns: Sequence[Site]) -> Site | None:
-    """A module site without the places whose work is a site of the step's graph too; None if none is left."""
+    """A module site without the places whose work is a site of the step's graph too; None if none is left.
+
+    So it is with a sequence of layers of which a pattern of its kind takes what the sequence would replace:
+    what is left once the pattern has been refused is in the graph, too.
+    """
     covered = {match[1] for p in patterns for place in p.where if (match := _MODULE.search(place))}
-    left = [i for i, path in enumerate(site.where) if path not in covered]
+    reached = {path for p in patterns if p.kind == site.kind for path in p.within}
+    taken = reached.intersection(site.covers)
+
+    def left_alone(path: str) -> bool:
+        return path not in covered and not any(inner.startswith(f"{path}.") for inner in taken)
+
+    left = [i for i, path in enumerate(site.where) if left_alone(path)]
     if len(left) == len(site.where):
         return site
     if not left:

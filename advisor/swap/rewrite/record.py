@@ -164,7 +164,7 @@ class CudaRecorder:
         free, _ = torch.cuda.mem_get_info(self._device)
         if free + reserved < _FRAGMENTED * self._loop_bytes + pool + _SPARE_BYTES:
             raise Unrecordable(f"beside the loop there is no room for the {fmt.nbytes(pool)} of it")
-        after_bytes = allocated + self.held_bytes
+        after_bytes = allocated + self.held_bytes + sum(other.held_bytes for other in _recorders)
         if self._loop_bytes and grows(self._loop_bytes, after_bytes) and not self._may_grow:
             before, after = fmt.nbytes(self._loop_bytes), fmt.nbytes(after_bytes)
             raise Unrecordable(

@@ -17,13 +17,14 @@ from advisor.capture.swapping import engine as swapping_engine
 from advisor.capture.swapping import run as swapping
 from advisor.capture.swapping import steps as swapping_steps
 from advisor.capture.swapping.engine import ALLOW_CPU
+from advisor.capture.swapping.patterns import uncovered
 from advisor.swap import decide
 from advisor.swap.rewrite import attend
 from advisor.swap.rewrite.record import Recorded, Unrecordable
 from advisor.swap.rewrite.replay import Replayer
 from advisor.swap.rewrite.traced import Traced
 from advisor.swap.rewrite.wrap import StepRewrite
-from advisor.swap.site import Trial
+from advisor.swap.site import Site, Trial
 from tests.capture.tiny import make_trainer, rows
 from tests.swap.rewrite.recorder import OnCpu
 
@@ -558,3 +559,21 @@ def test_after_the_verdict_a_part_at_fault_takes_everything_back(pl, tmp_path, m
     assert found["kept"] is False, found
     assert "taken back later, since in the whole step, with nothing else replaced in it" in found["verdict"]
     assert not hasattr(type(model), "_advisor_base")
+
+
+@pytest.mark.parametrize(
+    ("kind", "left"), [("activation", ["a.mlp", "c.mlp"]), ("norm", ["a.mlp", "b.mlp", "c.mlp"])]
+)
+def test_a_sequence_is_left_to_the_graph_where_a_pattern_of_its_kind_reaches_into_it(kind, left):
+    def site(kind, where, mechanism, **lists):
+        return Site(kind, where, mechanism, kind, lambda: None, [], [], len(where), **lists)
+
+    where = ["a.mlp", "b.mlp", "c.mlp"]
+    sequences = site(
+        "activation", list(where), "module", places=list(where), covers=[f"{path}.1" for path in where]
+    )
+    pattern = site(kind, ["net.py:3 (b.norm)"], "pattern", within=["b.mlp.1", "b.norm"])
+    found = uncovered(sequences, [pattern])
+    assert (found.where, found.places, found.calls_per_step) == (left, left, len(left))
+    alone = site("activation", ["b.mlp"], "module", covers=["b.mlp.1"])
+    assert (uncovered(alone, [pattern]) is None) is (kind == "activation")
