@@ -262,6 +262,36 @@ def test_bias_activation_and_norm_are_one(fn):
     replacement_equals_original("bias_act_norm", fn, rand(N, C), rand(C), rand(C), rand(C))
 
 
+BEHIND = {
+    "gelu": lambda x, w, b, n, c: F.layer_norm(F.gelu(F.linear(x, w, b)), (7,), n, c),
+    "tanh": lambda x, w, b, n, c: F.layer_norm(F.gelu(F.linear(x, w, b), approximate="tanh"), (7,), n, c),
+    "relu": lambda x, w, b, n, c: F.layer_norm(F.linear(x, w, b).relu(), (7,), n, c),
+    "no weight": lambda x, w, b, n, c: F.layer_norm(F.silu(F.linear(x, w, b)), (7,)) * n + c,
+}
+
+
+@pytest.mark.parametrize("autocast", [None, torch.bfloat16])
+@pytest.mark.parametrize("fn", BEHIND.values(), ids=BEHIND.keys())
+def test_a_linear_layers_bias_its_activation_and_the_norm_are_one(fn, autocast):
+    args = (rand(2, N, C), rand(7, C), rand(7), rand(7), rand(7))
+    replacement_equals_original("linear_act_norm", fn, *args, autocast=autocast)
+
+
+NOT_BEHIND = {
+    "no bias": lambda x, w, b: F.layer_norm(F.gelu(F.linear(x, w)), (7,)) + b,
+    "no activation": lambda x, w, b: F.layer_norm(F.linear(x, w, b), (7,)),
+    "a value used elsewhere": lambda x, w, b: (lambda z: F.layer_norm(F.gelu(z), (7,)) + z)(
+        F.linear(x, w, b)
+    ),
+    "a change in between": lambda x, w, b: F.layer_norm(F.gelu(F.linear(x, w, b) * 2), (7,)),
+}
+
+
+@pytest.mark.parametrize("fn", NOT_BEHIND.values(), ids=NOT_BEHIND.keys())
+def test_what_is_no_chain_from_a_product_to_a_norm_is_left_alone(fn):
+    misses("linear_act_norm", fn, rand(N, C), rand(7, C), rand(7))
+
+
 NOT_ACTIVATED = {
     "dropout between": lambda x, b, w, c: F.layer_norm(F.dropout(F.gelu(x + b), 0.1), (C,), w, c),
     "the activation returned": lambda x, b, w, c: (lambda z: (F.layer_norm(z, (C,), w, c), z))(F.gelu(x + b)),

@@ -5,11 +5,12 @@ Taken, with RMSNorm and LayerNorm as `norms` has them:
     norm            a norm from elementary operations
     add_norm        s = a + b or s = dropout(a) + b, and norm(s); s may be used elsewhere, as a residual is
     bias_act_norm   LayerNorm(f(x + b)) with f of GELU, SiLU, ReLU or none, the bias or f perhaps missing
+    linear_act_norm LayerNorm(f(x W^T + b)): the product without its bias, and the rest in one kernel
     dropout_add     dropout(a) + b, without a norm
 
 Not taken: what `norms` names as no norm; a sum that broadcasts; a sum that is changed in place later; an
 activation or a biased value that is used elsewhere too; dropout after the sum or before the bias; a bias
-inside a linear layer, which the matrix product adds for nothing.
+inside a linear layer with no activation behind it, which the matrix product adds for nothing.
 """
 
 from __future__ import annotations
@@ -65,6 +66,30 @@ def find_sums(facts: Facts) -> Iterator[Match]:
         yield Match(
             "add_norm", "norm", what, (x, residual, *_vectors(norm)), (norm.out, total), settings,
             tuple(_sum_candidates(settings, norm.written_out)), random=p > 0.0,
+        )  # fmt: skip
+
+
+@pattern("linear_act_norm", rank=14)
+def find_activated_products(facts: Facts) -> Iterator[Match]:
+    """Every LayerNorm of an activation of a linear layer with a bias."""
+    for norm in norms(facts):
+        found = None if norm.rms or not _vectors_fit(norm, facts) else activation(uncast(norm.x), facts)
+        layer = read(found.x) if found is not None else None
+        if found is None or layer is None or layer.op != "linear" or layer["bias"] is None:
+            continue
+        if not is_float(layer.input, found.x):
+            continue
+        settings = {**_settings(norm, facts), "name": found.name, "has_bias": True}
+        call = (
+            "from advisor.kernels.bias_act_norm import bias_act_norm\n"
+            f'y = bias_act_norm(F.linear(x, linear.weight), linear.bias, "{found.name}", weight, shift, '
+            f"eps={norm.eps:g})"
+        )
+        inputs = (layer.input, layer["weight"], layer["bias"], *_vectors(norm))
+        what = f"LayerNorm({found.name}(linear(x)))"
+        yield Match(
+            "linear_act_norm", "activation", what, inputs, (norm.out,), settings,
+            (bundled("bias_act_norm", _linear_act_norm, _product_reasons, call, **settings),),
         )  # fmt: skip
 
 
@@ -266,6 +291,18 @@ def _bias_act_norm(
     if weight is not None and offset:
         weight = weight + offset
     return bias_act_norm(x, bias, name, weight, shift, eps, out_dtype=dtype)
+
+
+def _linear_act_norm(x: Tensor, weight: Tensor, bias: Tensor, *vectors: Tensor, **settings: Any) -> Tensor:
+    product = F.linear(x, weight)
+    return _bias_act_norm(product, bias.to(product.dtype), *vectors, **settings)
+
+
+def _product_reasons(
+    x: Tensor, _weight: Tensor, bias: Tensor, *vectors: Tensor, dtype: torch.dtype, **_: Any
+) -> Sequence[str]:
+    # Of the product only the dtype is known, which is one that x or autocast has.
+    return [*unsupported_reasons(x), *act_reasons(bias, bias, *vectors), *_result_reasons(dtype)]
 
 
 def _activated_reasons(x: Tensor, *vectors: Tensor, dtype: torch.dtype, **_: Any) -> Sequence[str]:
