@@ -118,3 +118,34 @@ def test_a_pattern_tells_of_the_modules_it_reaches_into_as_sequences_of_what_the
     # THEN both have the same names for these modules
     assert sequences.covers == ["parts.0.1", "parts.1.1"]
     assert pattern.within == [f"parts.{i}.{k}" for i in range(2) for k in range(3)]
+
+
+def test_a_module_that_is_part_of_a_pattern_is_not_chosen_besides() -> None:
+    # GIVEN activations, each by itself and in its sequence, and a pattern that begins with them
+    alone, sequences = outcome(["a.1", "b.1"], 50.0), outcome(["a", "b"], 60.0, ("a.1", "b.1"))
+    # WHEN neither that of itself is as much as the pattern, though both together would be
+    assert chosen(alone, sequences, part(70.0, "a.1", "a.2", "b.1", "b.2")) == [False, False, True]
+    # THEN where the sequences save more, they alone stand, and the pattern tells of them
+    after = settled([alone, sequences, part(55.0, "a.1", "a.2", "b.1", "b.2")])
+    assert [o.chosen is not None for o in after] == [False, True, False]
+    assert after[2].reason == "part of it is in a, which is replaced as a whole"
+    lone, pattern = settled([alone, part(55.0, "a.1", "a.2", "b.1", "b.2")])
+    assert lone.reason == "it is part of train.py:12 (a.norm), which saves more"
+    assert pattern.chosen is not None
+
+
+def test_patterns_that_save_most_together_stand() -> None:
+    # GIVEN sequences that two patterns reach into, of which neither saves as much by itself
+    sequences = outcome(["a", "b"], 60.0, ("a.1", "b.1"))
+    assert chosen(sequences, part(40.0, "a.1"), part(30.0, "b.1")) == [False, True, True]
+    assert chosen(sequences, part(40.0, "a.1"), part(10.0, "b.1")) == [True, False, False]
+    # THEN one that is no better for the others gives way alone
+    other = outcome(["c"], 60.0, ("c.1",))
+    assert chosen(sequences, other, part(70.0, "a.1"), part(10.0, "b.1", "c.1")) == [False, True, True, False]
+
+
+def test_what_a_sequence_covered_in_places_that_are_not_left_to_it_counts_no_more() -> None:
+    # GIVEN a sequence of two places, of which the second is a pattern's
+    sequence = outcome(["a"], 60.0, ("a.1", "b.1"))
+    assert chosen(sequence, part(10.0, "b.1", "b.2"), outcome(["b.1"], 5.0)) == [True, True, False]
+    assert chosen(sequence, part(10.0, "b.1", "b.2")) == [True, True]
