@@ -91,6 +91,8 @@ class Engine:
         recordable = patterns and inner is None and module.device.type in RECORDABLE
         self._replay = replay and recordable and os.environ.get(REPLAY) != "0"
         self._adds_up = adds_up
+        #: The peak of what the loop had allocated when it was first watched; None if it is not known.
+        self.loop_bytes: int | None = None
         self._watching = contextlib.ExitStack()
         self._swapper: _Swapper | None = None
         self._patterns: PatternFinder | None = None
@@ -144,6 +146,7 @@ class Engine:
         if lacking:
             raise RuntimeError(lacking)
         if self._swapper is None:
+            self.loop_bytes = peak_bytes(self._model.device.type)
             self._swapper = self._made()
             if self._modules or not self._with_patterns:
                 self._watching.enter_context(self._swapper.watch())
@@ -348,7 +351,7 @@ class Engine:
             self._applied = {}
 
     def _recorder(self) -> Callable[[], Recorder]:
-        device, loop_bytes = self._model.device, peak_bytes(self._model.device.type) or 0
+        device, loop_bytes = self._model.device, self.loop_bytes or 0
         return lambda: CudaRecorder(device, loop_bytes, may_grow=self._allow_memory, adds_up=self._adds_up)
 
     def _headroom_bytes(self) -> int | None:
@@ -370,7 +373,7 @@ class Engine:
             deterministic=torch.are_deterministic_algorithms_enabled(),
             allow_memory=self._allow_memory,
             host_counts=not self._replay,
-            run_peak_bytes=peak_bytes(self._model.device.type),
+            run_peak_bytes=self.loop_bytes,
         )
         allow_cpu = os.environ.get(ALLOW_CPU) == "1"
         made = _Swapper(self._model, self._optimizers, self._kinds, terms=terms, allow_cpu=allow_cpu)

@@ -313,6 +313,7 @@ class Swapping(Idle):
             self._cycle,
             self._cycles,
             held_bytes=lambda: self._engine.held_bytes,
+            loop_bytes=self._engine.loop_bytes,
             time=self._engine.time,
         )
         self._until = self._seen + self._comparison.batches

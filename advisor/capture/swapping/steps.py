@@ -116,6 +116,8 @@ class Comparison:
         cycles: timed in each block.
         order: which blocks run with swaps.
         held_bytes: what a step with swaps holds of the device's memory beside what is allocated.
+        loop_bytes: the peak of the loop before anything was swapped. In the blocks without swaps what these
+            hold lies beside the loop's own.
         time: told when steps begin to be timed, and when they no longer are.
     """
 
@@ -127,9 +129,11 @@ class Comparison:
         cycles: int,
         order: Sequence[bool] = ORDER,
         held_bytes: Callable[[], int] = lambda: 0,
+        loop_bytes: int | None = None,
         time: Callable[[bool], None] = lambda on: None,
     ) -> None:
         self._toggle, self._held_bytes, self._time = toggle, held_bytes, time
+        self._loop_bytes = loop_bytes
         self._device_type = device_type
         self._cycle = max(1, cycle)
         self._cycles = cycles
@@ -160,9 +164,9 @@ class Comparison:
             times[block.on] += [cycle_ms / self._cycle for cycle_ms in block.clock.distances_ms()]
             if block.peak_bytes is not None:
                 peaks[block.on].append(block.peak_bytes)
-        return compared(
-            times[False], times[True], max(peaks[False], default=None), max(peaks[True], default=None)
-        )
+        own = [max(peaks[False], default=None), self._loop_bytes]
+        least = min((peak for peak in own if peak), default=None)
+        return compared(times[False], times[True], least, max(peaks[True], default=None))
 
     def _run(self) -> Iterator[None]:
         """Goes on at each batch's end."""

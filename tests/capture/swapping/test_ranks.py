@@ -57,7 +57,8 @@ class Engine:
 
     def __init__(self, fault=""):
         self.fault, self.log, self.remarks, self.on = fault, [], [], False
-        self.held_bytes, self.given_up, self.may_replay, self.unreplayed = 0, "", False, {}
+        self.held_bytes, self.loop_bytes = 0, None
+        self.given_up, self.may_replay, self.unreplayed = "", False, {}
         self.cramped, self.replayed, self.unread = False, "", ""
         self.kernels = self.asked = 0
         self.gone, self.timed = [], []

@@ -99,6 +99,23 @@ def test_blocks_alternate_and_only_settled_steps_are_timed(monkeypatch) -> None:
     assert found.eager_peak_bytes is None
 
 
+@pytest.mark.parametrize(
+    ("loop_bytes", "told"), [(500, 500), (None, 620), (900, 620)], ids=["before", "unknown", "less since"]
+)
+def test_the_peak_without_swaps_is_that_of_the_loop_before_there_were_any(
+    monkeypatch, loop_bytes: int | None, told: int
+) -> None:
+    # GIVEN blocks without swaps beside whose steps lies what those hold
+    clock, toggles = Clock(monkeypatch), []
+    monkeypatch.setattr(steps, "peak_bytes", lambda _: 540 if toggles[-1] else 620)
+    comparison = Comparison(
+        toggles.append, "cpu", cycle=1, cycles=4, held_bytes=lambda: 10, loop_bytes=loop_bytes
+    )
+    run(comparison, clock, toggles, eager_ms=2.0, swapped_ms=1.0)
+    found = comparison.outcome()
+    assert (found.eager_peak_bytes, found.swapped_peak_bytes) == (told, 550)
+
+
 def test_accumulated_gradients_are_compared_in_whole_cycles(monkeypatch) -> None:
     clock, toggles = Clock(monkeypatch), []
     comparison = Comparison(toggles.append, "cpu", cycle=4, cycles=4)
