@@ -137,7 +137,9 @@ def test_a_step_that_the_device_bounds_is_left_as_it_is_where_nothing_is_replace
     fit(tmp_path, advisor(swap=["replay"]))
     found = result(tmp_path)
     assert found["kept"] is False
-    assert "the step is not replayed: the host launches it in" in found["verdict"], found["verdict"]
+    # By its launches alone, or by whole steps, where those come near to what the device takes.
+    told = ("the step is not replayed: the host launches it in", "whole steps gain nothing beyond the noise")
+    assert any(why in found["verdict"] for why in told), found["verdict"]
 
 
 def test_unreplayed_a_naive_gpt_is_made_faster_too(tmp_path, monkeypatch):
