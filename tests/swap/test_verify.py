@@ -250,6 +250,80 @@ def test_dropout_that_is_rounded_once_less_is_of_the_same_law(dtype: torch.dtype
     assert "output 0" in verify(made, wrong, adversarial=False).refused
 
 
+class Dropped(torch.autograd.Function):
+    """With a mask for the output and one for the gradient, each with its scale."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor, mask: Tensor, mask_back: Tensor) -> Tensor:
+        ctx.save_for_backward(mask_back)
+        return (x.float() * mask).to(x.dtype)
+
+    @staticmethod
+    def backward(ctx, dy: Tensor):
+        return (dy.float() * ctx.saved_tensors[0]).to(dy.dtype), None, None
+
+
+def drops(p: float, how: str) -> Candidate:
+    """Dropout that is wrong in one way, or right."""
+
+    def planted(x: Tensor) -> Tensor:
+        mask = back = kept_anew(x, p)
+        if how == "another draw":
+            back = kept_anew(x, p)
+        elif how == "a share more":
+            mask = back = kept_anew(x, 1.5 * p)
+        elif how == "the gradient is not scaled":
+            back = mask * (1 - p)
+        elif how == "none":
+            mask = back = torch.ones_like(mask)
+        elif how == "rows alike":
+            mask = back = kept_anew(x[:1], p).expand(x.shape)
+        elif how == "columns alike":
+            mask = back = kept_anew(x[:, :1], p).expand(x.shape)
+        elif how == "four at a time":
+            mask = back = kept_anew(x[:, ::4], p).repeat_interleave(4, 1)
+        return Dropped.apply(x, mask, back)
+
+    return candidate(planted)
+
+
+def dropout_site(p: float, shape: tuple[int, ...], dtype: torch.dtype, *candidates: Candidate) -> Site:
+    def original(x: Tensor) -> Tensor:
+        return nn.functional.dropout(x, p)
+
+    example = Example((torch.randn(shape).to(dtype).requires_grad_(),), rng=True)
+    return Site("norm", ["drop"], "pattern", "dropout", original, [example], list(candidates))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize(
+    ("p", "how", "words"),
+    [
+        (0.1, "another draw", "not of the outputs' draws"),
+        (0.01, "another draw", "not of the outputs' draws"),
+        (0.1, "a share more", "output 0"),
+        (0.01, "a share more", "output 0"),
+        (0.1, "the gradient is not scaled", "gradient of input 0"),
+        (0.01, "none", "output 0"),
+        (0.1, "rows alike", "of rows together"),
+        (0.1, "columns alike", "of neighbours together"),
+        (0.1, "four at a time", "of neighbours together"),
+    ],
+)
+def test_masks_that_are_of_another_law_are_refused_in_any_dtype(
+    dtype: torch.dtype, p: float, how: str, words: str
+) -> None:
+    made = dropout_site(p, (64, 256), dtype, drops(p, how))
+    assert words in refusal(made, adversarial=False)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("p", [0.5, 0.01, 0.001])
+@pytest.mark.parametrize("shape", [(2, 3), (8, 16), (64, 256)])
+def test_dropout_of_few_numbers_and_rare_draws_is_accepted(dtype: torch.dtype, p: float, shape) -> None:
+    assert refusal(dropout_site(p, shape, dtype, drops(p, "right")), adversarial=False) == ""
+
+
 def test_hard_values_are_tried_on_few_rows_where_the_original_takes_fewer() -> None:
     rows: list[int] = []
 
