@@ -84,7 +84,23 @@ LONG_FORWARD = _rows(
     FORWARD, (1, 16, 1, 1, 64), (1, 16, 1, 0, 64), (1, 8, 1), (1, 8, 1, 1), (1, 32, 1, 1, 32)
 )
 
+#: Of few columns, as a mixer has them; 32 elements a thread in flight, and more.
+FEW = "bias_gelu_layer_norm 262144x256"
+FEW_BACKWARD = _rows(
+    BACKWARD, (4, 4, 2, 4), (8, 4, 2, 4), (8, 4, 3, 4), (16, 4, 2, 4), (16, 4, 2, 2), (16, 8, 2, 3),
+    (4, 4, 3, 8), (8, 2, 3, 8), (4, 1, 3, 12),
+)  # fmt: skip
+
 TRIALS = [
+    Trial("bias_act_norm", "bias_act_norm_backward", f"{FEW} backward", FEW_BACKWARD),
+    Trial(
+        "bias_act_norm", "bias_act_norm_forward", f"{FEW} forward",
+        _rows("ROWS num_warps", (4, 1), (8, 1), (8, 2), (16, 4), (4, 2), (2, 1)),
+    ),
+    Trial(
+        "activations", "activations_elementwise", "bias_gelu_tanh 262144x256 forward",
+        _rows("BLOCK num_warps", (2048, 4), (1024, 4), (4096, 8), (4096, 4)),
+    ),
     Trial("norm", "norm_backward_stream", "layer_norm 4096x16384 backward", LONG),
     Trial("norm", "norm_backward_stream", "rms_norm 4096x16384 backward", LONG),
     Trial(

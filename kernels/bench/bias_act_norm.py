@@ -10,7 +10,8 @@ from .. import bias_act_norm as ours
 from .norm import WAYS, inputs, traffic
 from .timing import Case, compiled
 
-SHAPES = [(2**26 // cols, cols) for cols in (1024, 2048, 4096, 8192, 16384)] + [(32768, 2048), (4096, 4096)]
+COLUMNS = (256, 512, 1024, 2048, 4096, 8192, 16384)
+SHAPES = [(2**26 // cols, cols) for cols in COLUMNS] + [(4096, 4096)]
 QUICK = [(16384, 4096), (65536, 1024)]
 
 
