@@ -15,6 +15,7 @@ from advisor.capture.swapping.less import Part
 from advisor.capture.swapping.patterns import REWRITTEN, WHOLE, PatternFinder, uncovered
 from advisor.capture.swapping.steps import headroom_bytes, peak_bytes
 from advisor.swap.background import Background
+from advisor.swap.covers import settled
 from advisor.swap.decide import COMPILING_SHARE, Terms, decide, most_worthwhile_first
 from advisor.swap.examples import CAP_BYTES
 from advisor.swap.find import Finder, Skipped
@@ -204,7 +205,9 @@ class Engine:
         while sites:
             left_s = max(0.0, end_s - time.monotonic())
             found = decide(sites, replace(terms, budget_s=min(left_s, terms.budget_s)), progress)
-            self._outcomes += found
+            # What waited within a larger site may be in the way of what was chosen before.
+            self._outcomes = settled([*self._outcomes, *found])
+            found = self._outcomes[-len(found) :]
             more = most_worthwhile_first(self._patterns.after(found)) if self._patterns else []
             sites = more if time.monotonic() < end_s else []
         whole = self._patterns.whole() if self.may_replay and self._patterns is not None else None
