@@ -152,7 +152,10 @@ def _in_turns(
 
 @contextmanager
 def _undisturbed() -> Iterator[None]:
-    """No garbage is collected within, and none is left over from before."""
-    gc.collect()
+    """No garbage is collected within, and none is left over from just before.
+
+    That of long ago is not looked for: where many packages are loaded it takes a good part of a second.
+    """
+    gc.collect(1)
     with no_garbage_collected():
         yield

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -85,6 +86,7 @@ def decide(
     """
     terms = terms or Terms()
     found: dict[int, Outcome] = {}
+    gc.collect()  # once for all of them: see `clocks`
     with Ahead(sites) as ahead:
         if ahead.begun:
             start_s = time.monotonic()
@@ -98,6 +100,7 @@ def decide(
             if progress is not None:
                 progress(len(found), len(sites), f"{sites[i].kind}: {sites[i].what}")
             found[i] = _tried(sites[i], ahead, terms, end)
+    gc.collect()  # what an exception, say, has kept alive of the device's memory
     return settled([found[i] for i in range(len(sites))])
 
 
