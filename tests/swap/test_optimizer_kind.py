@@ -3,12 +3,14 @@
 import copy
 import gc
 import weakref
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from advisor.swap import decide as deciding
 from advisor.swap.decide import decide
 from advisor.swap.journal import Journal
 from advisor.swap.kinds import optimizer as kind
@@ -257,6 +259,7 @@ def test_copies_that_an_optimizer_was_tried_on_are_let_go_of_at_once(
         return made
 
     monkeypatch.setattr(kind, "twin", noted)
+    monkeypatch.setattr(deciding, "gc", SimpleNamespace(collect=lambda *_: 0))
     model = net()
     optimizer = torch.optim.AdamW(model.parameters())
     step(model, optimizer)
