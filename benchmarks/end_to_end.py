@@ -283,8 +283,8 @@ def take(found: dict[str, Any], name: str, line: str) -> None:
 
 
 def _line(figures: dict[str, Any]) -> str:
-    if "step_ms" not in figures:
-        return str(figures.get("skipped") or figures.get("failed"))
+    if figures.get("step_ms") is None:
+        return str(figures.get("skipped") or figures.get("failed") or "ended before a step was timed")
     peak = f"{figures['peak_bytes'] / 1e9:6.2f} GB" if figures["peak_bytes"] else "-"
     if figures.get("graph_bytes"):
         peak += f" ({figures['graph_bytes'] / 1e9:.2f} of them its graphs')"

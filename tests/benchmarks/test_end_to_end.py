@@ -253,3 +253,11 @@ def test_a_line_that_is_no_result_is_passed_through(capsys: pytest.CaptureFixtur
     end_to_end.take(found, "gpt2", json.dumps({"skipped": "timm not installed"}))
     assert found == {"variants": {}, "skipped": "timm not installed"}
     assert "a warning of some package" in capsys.readouterr().out
+
+
+def test_a_run_that_ends_before_a_step_is_timed_is_told_as_such(capsys: pytest.CaptureFixture[str]) -> None:
+    ended = {"step_ms": [], "host_ms": [], "peak_bytes": None, "seconds": 3.0}
+    found: dict[str, dict[str, object]] = {"variants": {}}
+    end_to_end.take(found, "mixer", json.dumps({"variant": {"swap": end_to_end.summary([ended])}}))
+    assert found["variants"]["swap"]["step_ms"] is None
+    assert "ended before a step was timed" in capsys.readouterr().out
