@@ -74,7 +74,7 @@ def _names(rows: Iterable[str]) -> Iterator[str]:
 
 def _row(name: str, variants: Mapping[str, Any], others: list[str], reserved: bool) -> str:
     swap, eager = variants["swap"], variants.get("eager", {})
-    if "step_ms" not in swap:
+    if swap.get("step_ms") is None:
         why = swap.get("failed") or swap.get("skipped") or "no outcome"
         return f"| {name} |{' |' * (len(others) + 4 + reserved)} {why} | |"
     told = swap.get("swaps", {})

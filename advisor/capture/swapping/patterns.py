@@ -210,4 +210,5 @@ def uncovered(site: Site, patterns: Sequence[Site]) -> Site | None:
         return None
     site.calls_per_step = max(1, round(site.calls_per_step * len(left) / len(site.where)))
     site.where, site.places = [site.where[i] for i in left], [site.places[i] for i in left]
+    site.covers = [path for path in site.covers if any(path.startswith(f"{place}.") for place in site.where)]
     return site

@@ -48,7 +48,6 @@ class _Gathered:
     found: Found
     original: Callable[..., Any]
     places: list[str] = field(default_factory=list)
-    modules: set[str] = field(default_factory=set)
     example: Example | None = None
     calls: int = 0
 
@@ -123,17 +122,24 @@ class Rewriter:
     def sites(self) -> list[Site]:
         """The sites collected so far that nothing has been decided about, each with an example.
 
-        A match within a larger one waits until the larger one has been refused.
+        A match within a larger one waits until the larger one has been refused, and is no place of the site
+        where it has been taken.
         """
-        waiting = {key.exact: (key, found) for graph in self.graphs for key, found in graph.pending()}
+        waiting: dict[str, list[tuple[Key, Found]]] = {}
+        for key, found in (pair for graph in self.graphs for pair in graph.pending()):
+            waiting.setdefault(key.exact, []).append((key, found))
         out = []
-        for name, (key, found) in waiting.items():
+        for name, pairs in waiting.items():
             known = self._gathered.get(name)
             if known is None or known.example is None:
                 continue
-            calls = round(known.calls / max(self.steps, 1))
-            site = site_of(found, known.original, known.example, known.places, calls)
-            site.within = sorted(known.modules)
+            key, found = pairs[-1]
+            left = {one.where for _, one in pairs}
+            places = [place for place in known.places if place in left]
+            calls = known.calls / max(self.steps, 1) * len(places) / len(known.places)
+            site = site_of(found, known.original, known.example, places, round(calls))
+            paths = {module_path(node) for _, one in pairs for node in one.data}
+            site.within = sorted(paths - {""})
             self._sites[site] = key
             out.append(site)
         return out
@@ -224,7 +230,6 @@ class Rewriter:
             known = self._gathered[key.exact] = _Gathered(found, level.originals[key.exact])
         if found.where not in known.places:
             known.places.append(found.where)
-            known.modules |= {path for node in found.data if (path := module_path(node))}
         known.calls += 1
         return known.example is None
 

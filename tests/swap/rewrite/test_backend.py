@@ -222,6 +222,34 @@ def test_a_refused_site_uncovers_the_smaller_one_within_at_once():
     assert rewrite.rewriter.active() == 0
 
 
+def test_a_place_that_a_larger_match_has_taken_is_none_of_the_smaller_site():
+    # GIVEN three products with an activation, behind one of which is no norm
+    class Chains(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.parts = nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
+            self.acts = nn.ModuleList(nn.GELU() for _ in range(3))
+            self.norms = nn.ModuleList([nn.LayerNorm(8), nn.LayerNorm(8), nn.Identity()])
+
+        def forward(self, x):
+            for part, act, norm in zip(self.parts, self.acts, self.norms, strict=True):
+                x = norm(act(part(x)))
+            return x
+
+    model = Chains()
+    rewrite = under(model)
+    with rewrite.collecting():
+        model(torch.randn(2, 4, 8, requires_grad=True))
+    (chain, alone) = sorted(rewrite.sites(), key=lambda site: -len(site.where))
+    assert (chain.what, len(chain.where), chain.calls_per_step) == ("LayerNorm(gelu(linear(x)))", 2, 2)
+    # WHEN the two chains are replaced, or are not
+    assert (alone.what, len(alone.where), alone.calls_per_step) == ("gelu(linear(x))", 1, 1)
+    rewrite.decide([Outcome(chain, None, "no gain")])
+    # THEN the activation has the one place that is left, or all
+    (whole,) = [site for site in rewrite.sites() if site.what == "gelu(linear(x))"]
+    assert (len(whole.where), whole.calls_per_step) == (3, 3)
+
+
 def test_what_lies_within_leaves_room_for_the_larger_ones():
     def kept(memory_bytes):
         model, data = GPT(1), batch()
