@@ -51,22 +51,25 @@ if AVAILABLE:
         q_ready, q_empty, k_ready, k_empty, v_ready, v_empty,
         heads, group, n_planes, n_blocks, together, n_items, n_k, low, high, c_b, c_h, c_m,
         BLOCK_N: gl.constexpr, MASKED: gl.constexpr, LEFT: gl.constexpr, RIGHT: gl.constexpr,
-        GROUPS: gl.constexpr, STAGES: gl.constexpr, PAIRED: gl.constexpr,
+        GROUPS: gl.constexpr, STAGES: gl.constexpr, PAIRED: gl.constexpr, AHEAD: gl.constexpr,
     ):  # fmt: skip
         """The one warp that loads: a block's queries, then its keys and values from right to left."""
         ROWS: gl.constexpr = q_source.block_type.shape[2]
+        OWN: gl.constexpr = 1 + AHEAD
         count = 0
         for turn in range(turns(n_items, PAIRED)):
             block, plane = work_tile(turn, n_blocks, n_planes, together, RIGHT | (MASKED > 0), PAIRED)
             batch, head = plane // heads, plane % heads
             row = block * (ROWS * GROUPS)
             start, _, _, stop = key_blocks(row, ROWS * GROUPS, low, high, n_k, BLOCK_N, LEFT, RIGHT)
-            mbarrier.wait(q_empty, (turn & 1) ^ 1)
+            at_q = turn % OWN
+            mbarrier.wait(q_empty.index(at_q), ((turn // OWN) & 1) ^ 1)
             for part in gl.static_range(GROUPS):
-                mbarrier.expect(q_ready, q_source.block_type.nbytes)
+                mbarrier.expect(q_ready.index(at_q), q_source.block_type.nbytes)
                 tma.async_copy_global_to_shared(
-                    q_source, [batch, head, row + part * ROWS, 0], q_ready, q_tiles.index(part)
-                )
+                    q_source, [batch, head, row + part * ROWS, 0], q_ready.index(at_q),
+                    q_tiles.index(at_q * GROUPS + part),
+                )  # fmt: skip
             own = lists + batch.to(gl.int64) * c_b + head.to(gl.int64) * c_h + block.to(gl.int64) * c_m
             steps = visits(own, start, stop, MASKED)
             for step in range(steps):
@@ -171,12 +174,13 @@ if AVAILABLE:
         heads, n_planes, n_blocks, together, n_items, n_q, n_k, low, high, scale,
         DIM_V: gl.constexpr, MASKED: gl.constexpr, LEFT: gl.constexpr, RIGHT: gl.constexpr,
         EXACT: gl.constexpr, GROUPS: gl.constexpr, STAGES: gl.constexpr, PAIRED: gl.constexpr,
-        RESIDUE: gl.constexpr, PART: gl.constexpr,
+        RESIDUE: gl.constexpr, AHEAD: gl.constexpr, PART: gl.constexpr,
     ):  # fmt: skip
         """One group of four warps, which owns queries `PART` * 64 to 64 further of each block."""
         dtype: gl.constexpr = q_tiles.dtype
         ROWS: gl.constexpr = q_tiles.shape[3]
         BLOCK_N: gl.constexpr = k_tiles.shape[3]
+        OWN: gl.constexpr = 1 + AHEAD
         COLS_V: gl.constexpr = v_tiles.shape[4]
         raw_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
         acc_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLS_V, 16])
@@ -185,7 +189,6 @@ if AVAILABLE:
         # With a bias scores are scaled before it is added.
         scale_2 = scale * 1.4426950408889634
         factor = scale_2 if (MASKED == 0) | (MASKED == 2) else 1.0
-        queries = rows_of(q_tiles, PART)
         count = 0
         for turn in range(turns(n_items, PAIRED)):
             block, plane = work_tile(turn, n_blocks, n_planes, together, RIGHT | (MASKED > 0), PAIRED)
@@ -193,7 +196,9 @@ if AVAILABLE:
             row = block * (ROWS * GROUPS)
             start, whole, until, stop = key_blocks(row, ROWS * GROUPS, low, high, n_k, BLOCK_N, LEFT, RIGHT)
             row += PART * ROWS
-            mbarrier.wait(q_ready, turn & 1)
+            at_q = turn % OWN
+            mbarrier.wait(q_ready.index(at_q), (turn // OWN) & 1)
+            queries = rows_of(q_tiles, at_q * GROUPS + PART)
 
             # From right to left, where masks are needed first and the rows' maxima soon stand.
             at, phase = count % STAGES, (count // STAGES) & 1
@@ -243,7 +248,7 @@ if AVAILABLE:
                 )  # fmt: skip
                 count += 1
             # No scores of this block of queries are to come: the next block's may.
-            mbarrier.arrive(q_empty, count=1)
+            mbarrier.arrive(q_empty.index(at_q), count=1)
 
             before, phase_before = (count - 1) % STAGES, ((count - 1) // STAGES) & 1
             mbarrier.wait(v_ready.index(before), phase_before)
@@ -265,10 +270,10 @@ if AVAILABLE:
             i = row + gl.arange(0, ROWS, layout=gl.SliceLayout(1, raw_layout))
             gl.store(lse + plane.to(gl.int64) * n_q + i, log_sum, mask=i < n_q)
             result = acc * gl.convert_layout(1.0 / total, gl.SliceLayout(1, acc_layout))[:, None]
-            store_tile(out, result, batch, head, row, n_q, o_b, o_h, o_n, DIM_V)
+            store_tile(out, result, batch, head, row, n_q, o_b, o_h, o_n, DIM_V, AHEAD)
             if RESIDUE:
                 result -= result.to(dtype).to(gl.float32)
-                store_tile(residue, result, batch, head, row, n_q, o_b, o_h, o_n, DIM_V)
+                store_tile(residue, result, batch, head, row, n_q, o_b, o_h, o_n, DIM_V, AHEAD)
 
     @gluon.jit
     def forward_kernel(
@@ -276,26 +281,28 @@ if AVAILABLE:
         x_b, x_h, x_m, x_n, heads, group, n_planes, n_blocks, together, n_items, n_q, n_k, low, high, scale,
         DIM_V: gl.constexpr, MASKED: gl.constexpr, LEFT: gl.constexpr, RIGHT: gl.constexpr,
         EXACT: gl.constexpr, GROUPS: gl.constexpr, STAGES: gl.constexpr, PAIRED: gl.constexpr,
-        RESIDUE: gl.constexpr,
+        RESIDUE: gl.constexpr, AHEAD: gl.constexpr,
     ):  # fmt: skip
         """out = softmax(scores) v and the rows' log-sum-exp, as Triton's kernel of that name."""
         dtype: gl.constexpr = q.dtype
         BLOCK_N: gl.constexpr = k.block_type.shape[2]
-        q_tiles = gl.allocate_shared_memory(dtype, [GROUPS] + q.block_type.shape, q.layout)
+        OWN: gl.constexpr = 1 + AHEAD
+        q_tiles = gl.allocate_shared_memory(dtype, [OWN * GROUPS] + q.block_type.shape, q.layout)
         k_tiles = gl.allocate_shared_memory(dtype, [STAGES] + k.block_type.shape, k.layout)
         v_tiles = gl.allocate_shared_memory(dtype, [STAGES] + v.block_type.shape, v.layout)
         ones = gl.allocate_shared_memory(dtype, [8, BLOCK_N], gl.NVMMASharedLayout(128, 16, 2))
         if RESIDUE:
             ones.store(gl.full([8, BLOCK_N], 1.0, dtype, gl.BlockedLayout([1, 8], [2, 16], [4, 1], [1, 0])))
             fence_async_shared()
-        q_ready = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
-        q_empty = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+        q_ready = gl.allocate_shared_memory(gl.int64, [OWN, 1], mbarrier.MBarrierLayout())
+        q_empty = gl.allocate_shared_memory(gl.int64, [OWN, 1], mbarrier.MBarrierLayout())
         k_ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
         k_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
         v_ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
         v_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-        mbarrier.init(q_ready, count=GROUPS)
-        mbarrier.init(q_empty, count=GROUPS)
+        for i in gl.static_range(OWN):
+            mbarrier.init(q_ready.index(i), count=GROUPS)
+            mbarrier.init(q_empty.index(i), count=GROUPS)
         for i in gl.static_range(STAGES):
             mbarrier.init(k_ready.index(i), count=1)
             mbarrier.init(v_ready.index(i), count=1)
@@ -309,20 +316,20 @@ if AVAILABLE:
                         q_empty, k_ready, k_empty, v_ready, v_empty, o_b, o_h, o_n, m_b, m_h, m_m,
                         c_b, c_h, c_m, x_b, x_h, x_m, x_n, heads, n_planes, n_blocks, together, n_items,
                         n_q, n_k, low, high, scale, DIM_V, MASKED, LEFT, RIGHT, EXACT, GROUPS, STAGES, PAIRED,
-                        RESIDUE, 0,
+                        RESIDUE, AHEAD, 0,
                     )),
                     (attend, (
                         out, residue, lse, mask, lists, added, q_tiles, k_tiles, v_tiles, ones, q_ready,
                         q_empty, k_ready, k_empty, v_ready, v_empty, o_b, o_h, o_n, m_b, m_h, m_m,
                         c_b, c_h, c_m, x_b, x_h, x_m, x_n, heads, n_planes, n_blocks, together, n_items,
                         n_q, n_k, low, high, scale, DIM_V, MASKED, LEFT, RIGHT, EXACT, GROUPS, STAGES, PAIRED,
-                        RESIDUE, 1,
+                        RESIDUE, AHEAD, 1,
                     )),
                     (load_tiles, (
                         q, k, v, lists, q_tiles, k_tiles, v_tiles,
                         q_ready, q_empty, k_ready, k_empty, v_ready, v_empty,
                         heads, group, n_planes, n_blocks, together, n_items, n_k, low, high, c_b, c_h, c_m,
-                        BLOCK_N, MASKED, LEFT, RIGHT, GROUPS, STAGES, PAIRED,
+                        BLOCK_N, MASKED, LEFT, RIGHT, GROUPS, STAGES, PAIRED, AHEAD,
                     )),
                 ], [4, 1], [240, 24],
             )  # fmt: skip
@@ -334,27 +341,27 @@ if AVAILABLE:
                         q_empty, k_ready, k_empty, v_ready, v_empty, o_b, o_h, o_n, m_b, m_h, m_m,
                         c_b, c_h, c_m, x_b, x_h, x_m, x_n, heads, n_planes, n_blocks, together, n_items,
                         n_q, n_k, low, high, scale, DIM_V, MASKED, LEFT, RIGHT, EXACT, GROUPS, STAGES, PAIRED,
-                        RESIDUE, 0,
+                        RESIDUE, AHEAD, 0,
                     )),
                     (attend, (
                         out, residue, lse, mask, lists, added, q_tiles, k_tiles, v_tiles, ones, q_ready,
                         q_empty, k_ready, k_empty, v_ready, v_empty, o_b, o_h, o_n, m_b, m_h, m_m,
                         c_b, c_h, c_m, x_b, x_h, x_m, x_n, heads, n_planes, n_blocks, together, n_items,
                         n_q, n_k, low, high, scale, DIM_V, MASKED, LEFT, RIGHT, EXACT, GROUPS, STAGES, PAIRED,
-                        RESIDUE, 1,
+                        RESIDUE, AHEAD, 1,
                     )),
                     (attend, (
                         out, residue, lse, mask, lists, added, q_tiles, k_tiles, v_tiles, ones, q_ready,
                         q_empty, k_ready, k_empty, v_ready, v_empty, o_b, o_h, o_n, m_b, m_h, m_m,
                         c_b, c_h, c_m, x_b, x_h, x_m, x_n, heads, n_planes, n_blocks, together, n_items,
                         n_q, n_k, low, high, scale, DIM_V, MASKED, LEFT, RIGHT, EXACT, GROUPS, STAGES, PAIRED,
-                        RESIDUE, 2,
+                        RESIDUE, AHEAD, 2,
                     )),
                     (load_tiles, (
                         q, k, v, lists, q_tiles, k_tiles, v_tiles,
                         q_ready, q_empty, k_ready, k_empty, v_ready, v_empty,
                         heads, group, n_planes, n_blocks, together, n_items, n_k, low, high, c_b, c_h, c_m,
-                        BLOCK_N, MASKED, LEFT, RIGHT, GROUPS, STAGES, PAIRED,
+                        BLOCK_N, MASKED, LEFT, RIGHT, GROUPS, STAGES, PAIRED, AHEAD,
                     )),
                 ], [4, 4, 1], [160, 160, 24],
             )  # fmt: skip
@@ -391,7 +398,7 @@ def launch_forward(
         q.shape[1], q.shape[1] // k.shape[1], planes, blocks, together, count, q.shape[2], k.shape[2],
         low, high, scale, DIM_V=v.shape[3], MASKED=mask.kind, LEFT=limits[0], RIGHT=limits[1],
         EXACT=q.dtype == torch.float16, GROUPS=groups, STAGES=params["STAGES"], PAIRED=paired,
-        RESIDUE=residue.numel() > 0, num_warps=4,
+        RESIDUE=residue.numel() > 0, AHEAD=params["AHEAD"], num_warps=4,
         # What is not fused by name rounds once more: the maximum must do so everywhere alike.
         maxnreg=168 if groups == 2 else 128, enable_fp_fusion=False,
     )  # fmt: skip

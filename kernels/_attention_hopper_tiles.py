@@ -206,14 +206,38 @@ if AVAILABLE:
         tma.async_copy_global_to_shared(second, [batch, head, row, 0], ready, more_tiles.index(at))
 
     @gluon.jit
-    def store_tile(target, tile, batch, head, row, end, stride_b, stride_h, stride_n, DIM: gl.constexpr):
-        """A tile of one head's rows, in the target's dtype."""
+    def store_tile(
+        target, tile, batch, head, row, end, stride_b, stride_h, stride_n, DIM: gl.constexpr,
+        AHEAD: gl.constexpr,
+    ):  # fmt: skip
+        """A tile of one head's rows, in the target's dtype; with `AHEAD` 16 bytes a thread at once."""
+        dtype: gl.constexpr = target.dtype.element_ty
+        if AHEAD:
+            # As the matrix units leave it a thread has two numbers side by side.
+            WIDE: gl.constexpr = 16 // dtype.itemsize
+            LANES: gl.constexpr = tile.shape[1] // WIDE
+            wide: gl.constexpr = gl.BlockedLayout([1, WIDE], [32 // LANES, LANES], [4, 1], [1, 0])
+            tile = gl.convert_layout(tile.to(dtype), wide)
         layout: gl.constexpr = tile.type.layout
         i = row + gl.arange(0, tile.shape[0], layout=gl.SliceLayout(1, layout))[:, None]
         cols = gl.arange(0, tile.shape[1], layout=gl.SliceLayout(0, layout))[None, :]
         at = target + batch.to(gl.int64) * stride_b + head.to(gl.int64) * stride_h
         inside = (i < end) & (cols < DIM)
-        gl.store(at + i.to(gl.int64) * stride_n + cols, tile.to(target.dtype.element_ty), mask=inside)
+        gl.store(at + i.to(gl.int64) * stride_n + cols, tile.to(dtype), mask=inside)
+
+    @gluon.jit
+    def wait_for_kernel_before():
+        """Until the kernel before this one has ended, where this one may start before that."""
+        gl.inline_asm_elementwise(
+            "griddepcontrol.wait; // $0", "=r", [], dtype=gl.int32, is_pure=False, pack=1
+        )
+
+    @gluon.jit
+    def let_next_kernel_start():
+        """As soon as all programs of this one have come here and there is room."""
+        gl.inline_asm_elementwise(
+            "griddepcontrol.launch_dependents; // $0", "=r", [], dtype=gl.int32, is_pure=False, pack=1
+        )
 
     @gluon.jit
     def exponentials(raw, reference, factor, EXACT: gl.constexpr):
@@ -227,6 +251,12 @@ if AVAILABLE:
         else:
             p = gl.exp2(gl.fma(raw, factor, -(reference * factor)))
         return p
+
+
+def aligned(x: Tensor) -> bool:
+    """Whether the copy engine takes `x`: 16-byte aligned rows, none expanded."""
+    step = 16 // x.element_size()
+    return x.data_ptr() % 16 == 0 and all(stride > 0 and stride % step == 0 for stride in x.stride()[:3])
 
 
 @functools.cache
@@ -266,7 +296,7 @@ def items(blocks: int, planes: int, programs: int, uneven: bool, params: Any) ->
     return count, min(count, programs), False
 
 
-__all__ = ["AVAILABLE", "ROWS", "described", "items"]
+__all__ = ["AVAILABLE", "ROWS", "aligned", "described", "items"]
 if AVAILABLE:
     __all__ += [
         "bit_places",
@@ -275,6 +305,7 @@ if AVAILABLE:
         "gl",
         "gluon",
         "key_blocks",
+        "let_next_kernel_start",
         "load_bias",
         "load_bits",
         "load_numbers",
@@ -288,6 +319,7 @@ if AVAILABLE:
         "turns",
         "visited",
         "visits",
+        "wait_for_kernel_before",
         "warpgroup_mma",
         "warpgroup_mma_wait",
         "work_tile",

@@ -56,20 +56,14 @@ def _rows(x: Tensor) -> Tensor:
     return x if x.stride(3) == 1 and x.stride(2) <= _MAX_STRIDE else x.contiguous()
 
 
-def _aligned(x: Tensor) -> bool:
-    """Whether the copy engine takes `x`: 16-byte aligned rows, none expanded."""
-    step = 16 // x.element_size()
-    return x.data_ptr() % 16 == 0 and all(stride > 0 and stride % step == 0 for stride in x.stride()[:3])
-
-
 def _takes_tma(x: Tensor, params: Params) -> bool:
-    return bool(params["TMA"]) and TensorDescriptor is not None and _aligned(x)
+    return bool(params["TMA"]) and TensorDescriptor is not None and hopper.aligned(x)
 
 
 def _roles(tiles: Tiles, options: Mapping[str, Any], q: Tensor, *others: Tensor) -> Params:
     """Parameters of the kernel with warps of different roles; empty: use the other one."""
     params = tiles.pick_roles(q, options) if hopper.AVAILABLE else {}
-    return params if all(map(_aligned, (q, *others))) else {}
+    return params if all(map(hopper.aligned, (q, *others))) else {}
 
 
 def _described(x: Tensor, rows: int, cols: int) -> Any:

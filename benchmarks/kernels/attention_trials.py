@@ -108,7 +108,7 @@ def _use(parameters: Mapping[tuple[str, int], tuple[Any, ...] | None]) -> None:
 
     tables = dict(zip(KERNELS, (launch.FORWARD, launch.QUERY_GRADIENT, launch.KEY_GRADIENT), strict=True))
     for kernel, table in tables.items():
-        for there in (table.plain, table.roles):
+        for there in (table.plain, table.roles, table.bare):
             vars(there).pop("pick", None)
 
         def pick(size: int, device: Any, *, kernel: str, own: Callable[..., Any], kind: str) -> Any:
@@ -119,7 +119,7 @@ def _use(parameters: Mapping[tuple[str, int], tuple[Any, ...] | None]) -> None:
                 return launch.roles(*found[1:]) if found[0] == "roles" else {}
             return launch.tile(*found[1:], 1)
 
-        for kind, there in (("tile", table.plain), ("roles", table.roles)):
+        for kind, there in (("tile", table.plain), ("roles", table.roles), ("roles", table.bare)):
             own = there.pick
 
             def bound(size: int, device: Any, kernel=kernel, own=own, kind=kind) -> Any:

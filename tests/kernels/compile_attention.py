@@ -1,11 +1,31 @@
-"""Compiles the attention kernels for sm_90: a line each of name, bytes spilled, matrix instructions.
+"""Compiles the attention kernels for sm_90: a line each of name, bytes spilled, matrix instructions, and when
+it waits for the kernel before it: ``never``, ``first`` of all, or ``late``.
 
-Those with roles are ``roles_...`` without a mask or with bits, ``added_...`` where numbers are added.
+Those with roles are ``roles_...`` without a mask or with bits, ``added_...`` where numbers are added, and
+``ahead_...`` with the table's rows for what has neither mask nor window.
 """
+
+from typing import Any
 
 import torch
 
 from benchmarks.kernels import aot
+
+
+def _waits(ptx: str) -> str:
+    before, wait, _ = ptx.partition("griddepcontrol.wait")
+    if not wait:
+        return "never"
+    # Other warps sleep until they are let go by a barrier of the whole block's.
+    early = any(word in before for word in ("ld.global", "st.global", "cp.async", "barrier.sync"))
+    return "late" if early else "first"
+
+
+def _print(prefix: str, kernels: dict[str, tuple[str, Any, str]]) -> None:
+    for ptx, (name, _, _) in kernels.items():
+        if name.endswith(("forward_kernel", "gradient_kernel")):
+            _, spilled = aot._assembled(ptx, 90)
+            print(prefix + name, spilled, ptx.count("wgmma.mma_async"), _waits(ptx))
 
 
 def main() -> None:
@@ -21,11 +41,19 @@ def main() -> None:
     ops.attention_op(x, x, x, None, None, None, None, *rest)
     statistics = torch.empty(1, 1, 1024)
     ops.attention_gradient_op(x, x, x, x, x, statistics, None, None, None, None, *rest, x)
-    for ptx, (name, _, _) in compiled.kernels.items():
-        _, spilled = aot._assembled(ptx, 90)
-        print(name, spilled, ptx.count("wgmma.mma_async"))
+    _print("", compiled.kernels)
     if not hopper.AVAILABLE:
         return
+    # Causal and in full, precise and not, with query heads that share a key head.
+    compiled.kernels.clear()
+    for heads_k, right, residue in ((4, 0, True), (1, -1, False)):
+        q, k = (torch.empty(1, heads, 1024, 64, dtype=torch.bfloat16) for heads in (4, heads_k))
+        options = (*rest[:4], right, *rest[5:])
+        *_, kept = ops.attention_op(q, k, k, None, None, None, None, *options, residue)
+        ops.attention_gradient_op(
+            q, q, k, k, q, torch.empty(1, 4, 1024), None, None, None, None, *options, kept
+        )
+    _print("ahead_", compiled.kernels)
     # The kernels with roles, for a head dimension each of the two that the table tells apart, with a mask;
     # a number a score once for all heads, for each key, and for each head.
     n = 1024
@@ -46,10 +74,7 @@ def main() -> None:
             for mask in masks:
                 ops.attention_op(x, x, x, mask, None, None, None, *rest)
                 ops.attention_gradient_op(x, x, x, x, x, statistics, mask, None, None, None, *rest, x)
-        for ptx, (kernel, _, _) in compiled.kernels.items():
-            if kernel.endswith(("forward_kernel", "gradient_kernel")):
-                _, spilled = aot._assembled(ptx, 90)
-                print(f"{name}_{kernel}", spilled, ptx.count("wgmma.mma_async"))
+        _print(f"{name}_", compiled.kernels)
 
 
 if __name__ == "__main__":

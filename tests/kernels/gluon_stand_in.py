@@ -3,7 +3,8 @@
 Triton interprets its own language but not Gluon. What a kernel in Gluon can get wrong beyond its arithmetic
 is order: a wait for a phase that never comes, a buffer handed back while it is read. So products are worked
 out as late as the kernel's own waits allow, from what the buffers hold by then; buffers start as NaN; and a
-wait that lasts seconds is a deadlock. Layouts mean nothing here: that they fit, the compiler says.
+wait that lasts seconds is a deadlock. A kernel that may start before the one before it has ended must wait
+for it before it reads what that wrote. Layouts mean nothing here: that they fit, the compiler says.
 """
 
 import threading
@@ -13,6 +14,18 @@ import torch
 
 PATIENCE_S = 20.0
 _local = threading.local()
+#: What the last kernel wrote and the one now running, by their storages' addresses.
+_written: dict[str, set[int]] = {"before": set(), "now": set()}
+
+
+def read(storage):
+    """Note that a thread reads a tensor; wrong where the kernel that writes it may still be running."""
+    early = _local.early and storage.data_ptr() in _written["before"]
+    assert not early, "read before the kernel that writes it has ended"
+
+
+def wait_for_kernel_before():
+    _local.early = False
 
 
 class Block(torch.Tensor):
@@ -145,6 +158,7 @@ class Descriptor:
 def copy_tile(source, coordinates, ready, target):
     batch, head, row, col = (int(c) for c in coordinates)
     rows = source.x[batch, head, row : row + target.shape[2], col : col + target.shape[3]]
+    read(source.x.untyped_storage())
     target.values.zero_()
     target.values[0, 0, : rows.shape[0], : rows.shape[1]] = rows
     ready.update(0, -source.block_type.nbytes)
@@ -153,10 +167,10 @@ def copy_tile(source, coordinates, ready, target):
 def warp_specialize(parts, warps, registers):
     assert len(parts) == len(warps) + 1 == len(registers) + 1
     failures = []
-    program = _local.program
+    program, early = _local.program, _local.early
 
     def run(function, arguments):
-        _local.program, _local.queue = program, []
+        _local.program, _local.early, _local.queue = program, early, []
         try:
             # Whether gradients are recorded is a thread's own affair.
             with torch.no_grad():
@@ -186,6 +200,7 @@ def _init(barrier, count):
 
 def _load(pointer, mask=True, other=0):
     at, mask = pointer.places(mask)
+    read(pointer.storage.untyped_storage())
     values = pointer.storage[at.clamp(0, len(pointer.storage) - 1)]
     return block(torch.where(mask, values, torch.tensor(other, dtype=values.dtype)))
 
@@ -193,15 +208,20 @@ def _load(pointer, mask=True, other=0):
 def _store(pointer, value, mask):
     at, mask = pointer.places(mask)
     value = value.as_subclass(torch.Tensor).broadcast_to(at.shape)
+    _written["now"].add(pointer.storage.untyped_storage().data_ptr())
     pointer.storage[at[mask]] = value[mask].to(pointer.storage.dtype)
 
 
-_INSTRUCTIONS = {"sub.f32 $0, $1, $2;": torch.sub}
+_INSTRUCTIONS = {
+    "sub.f32 $0, $1, $2;": torch.sub,
+    "griddepcontrol.wait; // $0": wait_for_kernel_before,
+    "griddepcontrol.launch_dependents; // $0": lambda: None,
+}
 
 
 class _Language:
     constexpr = None
-    float32, int64 = torch.float32, torch.int64
+    float32, int32, int64 = torch.float32, torch.int32, torch.int64
     program_id = staticmethod(lambda axis: _local.program[0])
     num_programs = staticmethod(lambda axis: _local.program[1])
     minimum = staticmethod(lambda a, b: torch.minimum(block(a), block(b)))
@@ -240,10 +260,11 @@ class _Kernel:
         self.function = function
 
     def __getitem__(self, grid):
-        def launch(*arguments, num_warps, maxnreg, enable_fp_fusion=True, **constants):
+        def launch(*arguments, num_warps, maxnreg, enable_fp_fusion=True, launch_pdl=False, **constants):
+            _written["before"], _written["now"] = _written["now"], set()
             given = [Pointer.to_tensor(x) if isinstance(x, torch.Tensor) else x for x in arguments]
             for program in range(grid[0]):
-                _local.program = (program, grid[0])
+                _local.program, _local.early = (program, grid[0]), launch_pdl
                 self.function(*given, **constants)
 
         return launch
