@@ -93,6 +93,10 @@ _TABLE: tuple[tuple[str, str, tuple[Any, ...]], ...] = (
     ("var", "input dim=None unbiased=None keepdim=False correction=None", ()),
     ("layer_norm", "input normalized_shape weight=None bias=None eps=1e-05", (F.layer_norm,)),
     ("rms_norm", "input normalized_shape weight=None eps=None", (F.rms_norm,)),
+    ("group_norm", "input num_groups weight=None bias=None eps=1e-05", (F.group_norm,)),
+    ("conv1d", "input weight bias=None stride=1 padding=0 dilation=1 groups=1", (F.conv1d,)),
+    ("conv2d", "input weight bias=None stride=1 padding=0 dilation=1 groups=1", (F.conv2d,)),
+    ("conv3d", "input weight bias=None stride=1 padding=0 dilation=1 groups=1", (F.conv3d,)),
     ("cross_entropy", "input target weight=None size_average=None ignore_index=-100 reduce=None "
                       "reduction='mean' label_smoothing=0.0", (F.cross_entropy,)),
     ("nll_loss", "input target weight=None size_average=None ignore_index=-100 reduce=None reduction='mean'",

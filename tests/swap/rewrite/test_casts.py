@@ -83,3 +83,51 @@ def test_the_bundled_kernel_makes_the_cast() -> None:
     assert y.dtype is torch.bfloat16
     # Rounding is the interpreter's own; shapes, dtypes and gradients are held against the original's.
     assert "dtype" not in verify(site, ours, adversarial=False).refused
+
+
+class Convolved(nn.Module):
+    """A U-Net's block: what reads the activation of a norm, or the norm itself, is a convolution."""
+
+    def __init__(self, readers: int = 1, activation: nn.Module | None = None, kept: bool = False) -> None:
+        super().__init__()
+        # In float32, as what CUDA's autocast gives to a norm; the CPU's leaves 16 bits as they are.
+        self.scale, self.norm = nn.Parameter(torch.randn(8, 1, 1)), nn.GroupNorm(2, 8)
+        self.activation, self.kept = activation, kept
+        self.readers = nn.ModuleList(nn.Conv2d(8, 8, 3, padding=1) for _ in range(readers))
+
+    def forward(self, x):
+        x = x * self.scale
+        y = h = self.norm(x)
+        if self.activation is not None:
+            h = self.activation(h)
+        out = x + sum(reader(h) for reader in self.readers)
+        return out + y if self.kept else out
+
+
+ACTIVATIONS = [None, nn.SiLU(), nn.SiLU(inplace=True), nn.ReLU(), nn.GELU(approximate="tanh")]
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS, ids=str)
+def test_a_cast_before_a_convolution_is_written_out_and_changes_no_bit(activation) -> None:
+    torch.manual_seed(0)
+    model, x = Convolved(activation=activation), torch.randn(2, 8, 6, 6)
+    expected = results(model, x)
+    step = collected(model, x.requires_grad_())
+    assert step.rewriter.graphs[0]._plain.code.count("to(torch.bfloat16)") == 1
+    assert all(torch.equal(a, b) for a, b in zip(results(model, x), expected, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("model", "dtype"),
+    [
+        (Convolved(2, nn.SiLU()), torch.bfloat16),
+        (Convolved(1, nn.SiLU(), kept=True), torch.bfloat16),
+        (Convolved(1, nn.Softplus()), torch.bfloat16),
+        (Convolved(1, nn.SiLU()), None),
+    ],
+    ids=["two convolutions", "the norm is used elsewhere", "no activation that is known", "no autocast"],
+)
+def test_no_cast_is_written_where_more_than_one_convolution_reads_or_none_rounds(model, dtype) -> None:
+    torch.manual_seed(0)
+    step = collected(model, torch.randn(2, 8, 6, 6, requires_grad=True), dtype)
+    assert "to(torch.bfloat16)" not in step.rewriter.graphs[0]._plain.code
