@@ -80,7 +80,7 @@ def steps(out: Path, families: Sequence[str]) -> list[Step]:
             "--output", str(out / "tune_quant.json"),
         ),
         _step(
-            "sanitize", 180, "benchmarks.kernels.sanitize", "--budget-s", "170",
+            "sanitize", 150, "benchmarks.kernels.sanitize", "--budget-s", "140",
             "--output", str(out / "sanitizer"),
         ),
         *bench("full", 150, 150),
