@@ -115,6 +115,25 @@ def test_parts_of_wider_tensors_match_eager(launched):
     assert launched["query_gradient_kernel"]["AHEAD"]
 
 
+def test_what_rounding_takes_from_the_output_comes_along(launched):
+    # GIVEN keys and values that are alike
+    leaves = _leaves(150, 150, 1, 1, 16, torch.float16)
+    with torch.no_grad():
+        for x in leaves[1:]:
+            x += 8.0 * torch.randn(1, 1, 1, 16).to(torch.float16)
+    grad = torch.randn(2, 1, 150, 16).to(torch.float16)
+    exact_leaves = [x.detach().double().requires_grad_() for x in leaves]
+    exact = torch.autograd.grad(attention_reference(*exact_leaves), exact_leaves, grad.double())[0]
+
+    def error(precise):
+        mine = _results(leaves, grad, precise_gradient=precise)[1]
+        assert launched["query_gradient_kernel"]["COPY"]
+        return float((mine.double() - exact).norm() / exact.norm())
+
+    # THEN the gradient for queries is several times as far off without
+    assert error(True) < error(False) / 3.0
+
+
 @pytest.mark.parametrize("n", [128, 130])
 def test_key_gradients_wait_for_what_query_gradients_write(launched, monkeypatch, n):
     leaves, grad = _leaves(n, n, 2, 2, dtype=torch.float16), torch.randn(2, 2, n, 64).to(torch.float16)
