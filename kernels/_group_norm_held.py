@@ -54,12 +54,14 @@ BACKWARD = LaunchTable(
 
 
 @triton.jit
-def planes_of(group, offset, n_groups, depth, ROWS: tl.constexpr, DEPTH: tl.constexpr):
-    """Numbers of a tile's planes, from `group` on and `offset` planes into it, and which of them exist."""
+def planes_of(group, offset, n_groups, groups, depth, ROWS: tl.constexpr, DEPTH: tl.constexpr):
+    """Of a tile's planes, from `group` on and `offset` planes into it: their numbers, their channels, and
+    which of them exist. Division is of 32 bits, since that of 64 is a call."""
     i = tl.arange(0, ROWS * DEPTH)
-    groups = group + i // DEPTH
+    group = group + i // DEPTH
     inside = offset + i % DEPTH
-    return groups.to(tl.int64) * depth + inside, (groups < n_groups) & (inside < depth)
+    exist = (group < n_groups) & (inside < depth)
+    return group.to(tl.int64) * depth + inside, group % groups * depth + inside, exist
 
 
 @triton.jit
@@ -72,18 +74,18 @@ def plane_mask(exist, cols, size, FULL: tl.constexpr):
 
 
 @triton.jit
-def per_plane(ptr, planes, exist, channels):
+def per_plane(ptr, channel, exist):
     """A vector's number for each plane's channel."""
-    return tl.load(ptr + planes % channels, mask=exist, other=0.0).to(tl.float32)[:, None]
+    return tl.load(ptr + channel, mask=exist, other=0.0).to(tl.float32)[:, None]
 
 
 @triton.jit
-def scaled_and_shifted(h, w_ptr, b_ptr, planes, exist, channels):
+def scaled_and_shifted(h, w_ptr, b_ptr, channel, exist):
     """h w + b."""
     if w_ptr is not None:
-        h = h * per_plane(w_ptr, planes, exist, channels)
+        h = h * per_plane(w_ptr, channel, exist)
     if b_ptr is not None:
-        h = h + per_plane(b_ptr, planes, exist, channels)
+        h = h + per_plane(b_ptr, channel, exist)
     return h
 
 
@@ -111,21 +113,21 @@ def _to_planes(of_group, ROWS: tl.constexpr, DEPTH: tl.constexpr):
 @triton.jit
 def _loaded(stats_ptr, first, n_groups, ROWS: tl.constexpr, DEPTH: tl.constexpr):
     """Mean, what that lacks, and root's reciprocal for each plane."""
-    groups = first + tl.arange(0, ROWS)
-    mean = tl.load(stats_ptr + groups, mask=groups < n_groups, other=0.0)
-    rest = tl.load(stats_ptr + n_groups + groups, mask=groups < n_groups, other=0.0)
-    rstd = tl.load(stats_ptr + 2 * n_groups + groups, mask=groups < n_groups, other=0.0)
+    group = first + tl.arange(0, ROWS)
+    mean = tl.load(stats_ptr + group, mask=group < n_groups, other=0.0)
+    rest = tl.load(stats_ptr + n_groups + group, mask=group < n_groups, other=0.0)
+    rstd = tl.load(stats_ptr + 2 * n_groups + group, mask=group < n_groups, other=0.0)
     return _to_planes(mean, ROWS, DEPTH), _to_planes(rest, ROWS, DEPTH), _to_planes(rstd, ROWS, DEPTH)
 
 
 @triton.jit
 def _group_norm_forward_kernel(
-    x_ptr, w_ptr, b_ptr, y_ptr, stats_ptr, n_groups, depth, size, channels, count, eps,
+    x_ptr, w_ptr, b_ptr, y_ptr, stats_ptr, n_groups, groups, depth, size, count, eps,
     ACT: tl.constexpr, ROUGH: tl.constexpr, FULL: tl.constexpr, ROWS: tl.constexpr, DEPTH: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
     first = tl.program_id(0) * ROWS
-    planes, exist = planes_of(first, 0, n_groups, depth, ROWS, DEPTH)
+    planes, channel, exist = planes_of(first, 0, n_groups, groups, depth, ROWS, DEPTH)
     cols = tl.arange(0, BLOCK)
     mask = plane_mask(exist, cols, size, FULL)
     where = planes[:, None] * size + cols[None, :]
@@ -137,24 +139,24 @@ def _group_norm_forward_kernel(
     rest = _sums(centred, ROWS, DEPTH) / count
     variance = _sums(centred * centred, ROWS, DEPTH) / count - rest * rest
     rstd = tl.div_rn(1.0, tl.sqrt_rn(variance + eps))
-    groups = first + tl.arange(0, ROWS)
-    tl.store(stats_ptr + groups, mean, mask=groups < n_groups)
-    tl.store(stats_ptr + n_groups + groups, rest, mask=groups < n_groups)
-    tl.store(stats_ptr + 2 * n_groups + groups, rstd, mask=groups < n_groups)
+    group = first + tl.arange(0, ROWS)
+    tl.store(stats_ptr + group, mean, mask=group < n_groups)
+    tl.store(stats_ptr + n_groups + group, rest, mask=group < n_groups)
+    tl.store(stats_ptr + 2 * n_groups + group, rstd, mask=group < n_groups)
     h = (centred - _to_planes(rest, ROWS, DEPTH)) * _to_planes(rstd, ROWS, DEPTH)
-    u = scaled_and_shifted(h, w_ptr, b_ptr, planes, exist, channels)
+    u = scaled_and_shifted(h, w_ptr, b_ptr, channel, exist)
     store_tile(y_ptr + where, activation(u, ACT, ROUGH), mask, ROWS, FULL)
 
 
 @triton.jit
 def _group_norm_backward_kernel(
-    dy_ptr, x_ptr, w_ptr, b_ptr, stats_ptr, dx_ptr, partial_ptr, n_groups, depth, size, channels, count,
+    dy_ptr, x_ptr, w_ptr, b_ptr, stats_ptr, dx_ptr, partial_ptr, n_groups, groups, depth, size, count,
     ACT: tl.constexpr, ROUGH: tl.constexpr, SUMMED: tl.constexpr, FULL: tl.constexpr, ROWS: tl.constexpr,
     DEPTH: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     EXACT: tl.constexpr = dx_ptr.dtype.element_ty == tl.float32
     first = tl.program_id(0) * ROWS
-    planes, exist = planes_of(first, 0, n_groups, depth, ROWS, DEPTH)
+    planes, channel, exist = planes_of(first, 0, n_groups, groups, depth, ROWS, DEPTH)
     cols = tl.arange(0, BLOCK)
     mask = plane_mask(exist, cols, size, FULL)
     where = planes[:, None] * size + cols[None, :]
@@ -164,15 +166,16 @@ def _group_norm_backward_kernel(
     h = ((x - mean) - rest) * rstd
     if not FULL:
         h = tl.where(mask, h, 0.0)
-    u = scaled_and_shifted(h, w_ptr, b_ptr, planes, exist, channels)
+    u = scaled_and_shifted(h, w_ptr, b_ptr, channel, exist)
     g = dy * activation_gradient(u, ACT, EXACT, ROUGH)
     along, level = both_sums(g * h, g)
     if SUMMED:
-        partial_ptr += (planes // channels) * 2 * channels + planes % channels
+        # Twice the planes of the samples before it, and its channel.
+        partial_ptr += 2 * planes - channel
         tl.store(partial_ptr, along, mask=exist)
-        tl.store(partial_ptr + channels, level, mask=exist)
+        tl.store(partial_ptr + groups * depth, level, mask=exist)
     if w_ptr is not None:
-        w = per_plane(w_ptr, planes, exist, channels)
+        w = per_plane(w_ptr, channel, exist)
         g *= w
         along *= tl.reshape(w, along.shape)
         level *= tl.reshape(w, level.shape)
@@ -196,7 +199,7 @@ def forward_held(
     params = FORWARD.pick(tile_of(depth, size), x.device)
     wide, block = next_power_of_2(depth), next_power_of_2(size)
     _group_norm_forward_kernel[(cdiv(n_groups, params["ROWS"]),)](
-        x, weight, shift, y, stats, n_groups, depth, size, channels, float(depth * size), eps,
+        x, weight, shift, y, stats, n_groups, groups, depth, size, float(depth * size), eps,
         ACT=name, ROUGH=int(rough), FULL=(wide, block) == (depth, size), DEPTH=wide, BLOCK=block, **params,
     )  # fmt: skip
 
@@ -212,7 +215,7 @@ def backward_held(
     wide, block = next_power_of_2(depth), next_power_of_2(size)
     partial = torch.empty(samples, 2 if dtypes else 0, channels, dtype=torch.float32, device=x.device)
     _group_norm_backward_kernel[(cdiv(n_groups, params["ROWS"]),)](
-        dy, x, weight, shift, stats, dx, partial, n_groups, depth, size, channels, float(depth * size),
+        dy, x, weight, shift, stats, dx, partial, n_groups, groups, depth, size, float(depth * size),
         ACT=name, ROUGH=int(rough), SUMMED=bool(dtypes), FULL=(wide, block) == (depth, size), DEPTH=wide,
         BLOCK=block, **params,
     )  # fmt: skip

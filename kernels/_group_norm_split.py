@@ -39,12 +39,13 @@ _PIECES = 1024
 
 @triton.jit
 def _group_norm_moments_kernel(
-    x_ptr, partial_ptr, n_groups, depth, size, bands, parts, FULL: tl.constexpr, DEPTH: tl.constexpr,
+    x_ptr, partial_ptr, n_groups, groups, depth, size, bands, parts, FULL: tl.constexpr, DEPTH: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
     part = tl.program_id(0) % parts
     band = tl.program_id(0) // parts % bands
-    planes, exist = planes_of(tl.program_id(0) // parts // bands, band * DEPTH, n_groups, depth, 1, DEPTH)
+    group = tl.program_id(0) // parts // bands
+    planes, _, exist = planes_of(group, band * DEPTH, n_groups, groups, depth, 1, DEPTH)
     deep = tl.minimum(depth - band * DEPTH, DEPTH)
     mean = 0.0
     rest = 0.0
@@ -100,7 +101,7 @@ def _joined(partial_ptr, group, n_groups, pieces, count, PIECES: tl.constexpr):
 
 @triton.jit
 def _group_norm_apply_kernel(
-    x_ptr, w_ptr, b_ptr, y_ptr, stats_ptr, partial_ptr, n_groups, depth, size, channels, count, eps, bands,
+    x_ptr, w_ptr, b_ptr, y_ptr, stats_ptr, partial_ptr, n_groups, groups, depth, size, count, eps, bands,
     pieces, blocks, ACT: tl.constexpr, ROUGH: tl.constexpr, FULL: tl.constexpr, DEPTH: tl.constexpr,
     BLOCK: tl.constexpr, PIECES: tl.constexpr,
 ):  # fmt: skip
@@ -109,7 +110,7 @@ def _group_norm_apply_kernel(
     block = program % blocks
     band = program // blocks % bands
     group = program // blocks // bands
-    planes, exist = planes_of(group, band * DEPTH, n_groups, depth, 1, DEPTH)
+    planes, channel, exist = planes_of(group, band * DEPTH, n_groups, groups, depth, 1, DEPTH)
     cols = block * BLOCK + tl.arange(0, BLOCK)
     mask = plane_mask(exist, cols, size, FULL)
     where = planes[:, None] * size + cols[None, :]
@@ -120,13 +121,13 @@ def _group_norm_apply_kernel(
         tl.store(stats_ptr + group, mean)
         tl.store(stats_ptr + n_groups + group, rest)
         tl.store(stats_ptr + 2 * n_groups + group, rstd)
-    u = scaled_and_shifted(((x - mean) - rest) * rstd, w_ptr, b_ptr, planes, exist, channels)
+    u = scaled_and_shifted(((x - mean) - rest) * rstd, w_ptr, b_ptr, channel, exist)
     store_tile(y_ptr + where, activation(u, ACT, ROUGH), mask, 1, FULL)
 
 
 @triton.jit
 def _centred_and_gradient(
-    dy_ptr, x_ptr, w_ptr, b_ptr, stats_ptr, group, n_groups, planes, exist, cols, mask, size, channels,
+    dy_ptr, x_ptr, w_ptr, b_ptr, stats_ptr, group, n_groups, planes, channel, exist, cols, mask, size,
     ACT: tl.constexpr, EXACT: tl.constexpr, ROUGH: tl.constexpr, FULL: tl.constexpr,
 ):  # fmt: skip
     """h, du and rstd of a tile."""
@@ -137,41 +138,42 @@ def _centred_and_gradient(
     h = ((x - tl.load(stats_ptr + group)) - tl.load(stats_ptr + n_groups + group)) * rstd
     if not FULL:
         h = tl.where(mask, h, 0.0)
-    u = scaled_and_shifted(h, w_ptr, b_ptr, planes, exist, channels)
+    u = scaled_and_shifted(h, w_ptr, b_ptr, channel, exist)
     return h, dy * activation_gradient(u, ACT, EXACT, ROUGH), rstd
 
 
 @triton.jit
 def _group_norm_sums_kernel(
-    dy_ptr, x_ptr, w_ptr, b_ptr, stats_ptr, partial_ptr, n_groups, depth, size, channels, bands, parts,
+    dy_ptr, x_ptr, w_ptr, b_ptr, stats_ptr, partial_ptr, n_groups, groups, depth, size, bands, parts,
     ACT: tl.constexpr, EXACT: tl.constexpr, ROUGH: tl.constexpr, FULL: tl.constexpr, DEPTH: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
     part = tl.program_id(0) % parts
     band = tl.program_id(0) // parts % bands
     group = tl.program_id(0) // parts // bands
-    planes, exist = planes_of(group, band * DEPTH, n_groups, depth, 1, DEPTH)
+    planes, channel, exist = planes_of(group, band * DEPTH, n_groups, groups, depth, 1, DEPTH)
     along = tl.zeros([DEPTH], tl.float32)
     level = tl.zeros([DEPTH], tl.float32)
     for start in range(part * BLOCK, size, parts * BLOCK):
         cols = start + tl.arange(0, BLOCK)
         mask = plane_mask(exist, cols, size, FULL)
         h, du, _ = _centred_and_gradient(
-            dy_ptr, x_ptr, w_ptr, b_ptr, stats_ptr, group, n_groups, planes, exist, cols, mask, size,
-            channels, ACT, EXACT, ROUGH, FULL,
+            dy_ptr, x_ptr, w_ptr, b_ptr, stats_ptr, group, n_groups, planes, channel, exist, cols, mask,
+            size, ACT, EXACT, ROUGH, FULL,
         )  # fmt: skip
         more_along, more_level = both_sums(du * h, du)
         along += more_along
         level += more_level
-    partial_ptr += (planes // channels * parts + part) * 2 * channels + planes % channels
+    channels = groups * depth
+    partial_ptr += (group // groups * parts + part).to(tl.int64) * 2 * channels + channel
     tl.store(partial_ptr, along, mask=exist)
     tl.store(partial_ptr + channels, level, mask=exist)
 
 
 @triton.jit
 def _group_norm_gradient_kernel(
-    dy_ptr, x_ptr, w_ptr, b_ptr, stats_ptr, dx_ptr, partial_ptr, n_groups, depth, size, channels, count,
-    groups, bands, parts, blocks, ACT: tl.constexpr, ROUGH: tl.constexpr, FULL: tl.constexpr,
+    dy_ptr, x_ptr, w_ptr, b_ptr, stats_ptr, dx_ptr, partial_ptr, n_groups, groups, depth, size, count,
+    bands, parts, blocks, ACT: tl.constexpr, ROUGH: tl.constexpr, FULL: tl.constexpr,
     DEPTH: tl.constexpr, BLOCK: tl.constexpr, PIECES: tl.constexpr,
 ):  # fmt: skip
     EXACT: tl.constexpr = dx_ptr.dtype.element_ty == tl.float32
@@ -180,27 +182,28 @@ def _group_norm_gradient_kernel(
     block = program % blocks
     band = program // blocks % bands
     group = program // blocks // bands
-    planes, exist = planes_of(group, band * DEPTH, n_groups, depth, 1, DEPTH)
+    planes, channel, exist = planes_of(group, band * DEPTH, n_groups, groups, depth, 1, DEPTH)
     cols = block * BLOCK + tl.arange(0, BLOCK)
     mask = plane_mask(exist, cols, size, FULL)
     h, g, rstd = _centred_and_gradient(
-        dy_ptr, x_ptr, w_ptr, b_ptr, stats_ptr, group, n_groups, planes, exist, cols, mask, size, channels,
+        dy_ptr, x_ptr, w_ptr, b_ptr, stats_ptr, group, n_groups, planes, channel, exist, cols, mask, size,
         ACT, EXACT, ROUGH, FULL,
     )  # fmt: skip
+    channels = groups * depth
     along = 0.0
     level = 0.0
     for start in range(0, depth * parts, PIECES):
         i = start + tl.arange(0, PIECES)
         there = i < depth * parts
-        channel = group % groups * depth + i % depth
-        row = (group // groups * parts + i // depth).to(tl.int64) * 2 * channels
+        of_piece = group % groups * depth + i % depth
+        where = (group // groups * parts + i // depth).to(tl.int64) * 2 * channels + of_piece
         w = 1.0
         if w_ptr is not None:
-            w = tl.load(w_ptr + channel, mask=there, other=0.0).to(tl.float32)
-        along += tl.sum(tl.load(partial_ptr + row + channel, mask=there, other=0.0) * w)
-        level += tl.sum(tl.load(partial_ptr + row + channels + channel, mask=there, other=0.0) * w)
+            w = tl.load(w_ptr + of_piece, mask=there, other=0.0).to(tl.float32)
+        along += tl.sum(tl.load(partial_ptr + where, mask=there, other=0.0) * w)
+        level += tl.sum(tl.load(partial_ptr + where + channels, mask=there, other=0.0) * w)
     if w_ptr is not None:
-        g *= per_plane(w_ptr, planes, exist, channels)
+        g *= per_plane(w_ptr, channel, exist)
     dx = (g - h * (along / count) - level / count) * rstd
     store_tile(dx_ptr + planes[:, None] * size + cols[None, :], dx, mask, 1, FULL)
 
@@ -213,7 +216,8 @@ def cut(depth: int, size: int, tile: int) -> tuple[int, int]:
     found = []
     deep = 1
     while deep <= min(next_power_of_2(depth), tile):
-        block = min(next_power_of_2(size), tile // deep)
+        # No fewer than 8 elements: the compiler takes those of 16 bits in pairs.
+        block = max(min(next_power_of_2(size), tile // deep), 8 // deep)
         held = cdiv(depth, deep) * deep * cdiv(size, block) * block
         found.append((held, -deep * block, deep, block))
         deep *= 2
@@ -243,10 +247,10 @@ def forward_split(
     pieces = bands * parts
     partial = torch.empty(4, n_groups * pieces, dtype=torch.float32, device=x.device)
     _group_norm_moments_kernel[(n_groups * pieces,)](
-        x, partial, n_groups, depth, size, bands, parts, **shape, **params
+        x, partial, n_groups, groups, depth, size, bands, parts, **shape, **params
     )
     _group_norm_apply_kernel[(n_groups * bands * blocks,)](
-        x, weight, shift, y, stats, partial, n_groups, depth, size, channels, float(depth * size), eps, bands,
+        x, weight, shift, y, stats, partial, n_groups, groups, depth, size, float(depth * size), eps, bands,
         pieces, blocks, ACT=name, ROUGH=int(rough), PIECES=min(next_power_of_2(pieces), _PIECES),
         **shape, **params,
     )  # fmt: skip
@@ -263,12 +267,12 @@ def backward_split(
     shape, bands, parts, blocks = _geometry(x, groups, params)
     partial = torch.empty(samples * parts, 2, channels, dtype=torch.float32, device=x.device)
     _group_norm_sums_kernel[(n_groups * bands * parts,)](
-        dy, x, weight, shift, stats, partial, n_groups, depth, size, channels, bands, parts,
+        dy, x, weight, shift, stats, partial, n_groups, groups, depth, size, bands, parts,
         ACT=name, EXACT=dx.dtype == torch.float32, ROUGH=int(rough), **shape, **params,
     )  # fmt: skip
     _group_norm_gradient_kernel[(n_groups * bands * blocks,)](
-        dy, x, weight, shift, stats, dx, partial, n_groups, depth, size, channels, float(depth * size),
-        groups, bands, parts, blocks, ACT=name, ROUGH=int(rough),
+        dy, x, weight, shift, stats, dx, partial, n_groups, groups, depth, size, float(depth * size),
+        bands, parts, blocks, ACT=name, ROUGH=int(rough),
         PIECES=min(next_power_of_2(depth * parts), _PIECES), **shape, **params,
     )  # fmt: skip
     return sum_partials(partial, dtypes) if dtypes else []

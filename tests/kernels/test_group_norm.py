@@ -219,6 +219,7 @@ def test_a_cut_wastes_as_little_of_a_tile_as_can_be():
     assert split.cut(10, 1024, 8192) == (2, 1024)
     assert split.cut(2048, 1, 4096) == (2048, 1)
     assert split.cut(1, 2**20, 4096) == (1, 4096)
+    assert split.cut(1, 1, 4096) == (1, 8)
 
 
 @pytest.mark.parametrize("shape", [(0, 4, 5), (2, 4, 0), (0, 4)])
