@@ -149,7 +149,7 @@ def group_norm(
     refuse(unsupported_reasons(x, groups, weight, shift), "group_norm")
     dtype = out_dtype or follows_autocast(x, "aten::group_norm")
     vectors = [None if v is None else v.contiguous() for v in (weight, shift)]
-    flat = x.reshape(x.shape[0], x.shape[1], x[0, 0].numel() if x.numel() else 0)
+    flat = x.reshape(*x.shape[:2], x.shape[2:].numel())
     return _group_norm(flat, *vectors, groups, eps, activation, dtype)[0].view(x.shape)
 
 
