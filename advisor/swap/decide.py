@@ -86,7 +86,6 @@ def decide(
     """
     terms = terms or Terms()
     found: dict[int, Outcome] = {}
-    gc.collect()  # once for all of them: see `clocks`
     with Ahead(sites) as ahead:
         if ahead.begun:
             start_s = time.monotonic()
