@@ -105,12 +105,12 @@ def test_the_loop_trains_on_as_without_us_and_then_has_the_kernel(pl, tmp_path, 
 
 
 def test_the_pause_is_short_where_the_compiler_is_slow(pl, tmp_path, monkeypatch):
-    # GIVEN a compiler that takes a second
-    kernel = Kernel(lambda: time.sleep(1.0))
+    # GIVEN a compiler that takes two seconds
+    kernel = Kernel(lambda: time.sleep(2.0))
     plant(monkeypatch, offered(kernel))
     advisor = functools.partial(TrainingAdvisor, stages=("validate",), warmup_steps=WARMUP, swap=["norm"])
     patient = tmp_path / "patient"
-    make_trainer(pl, patient, advisor()).fit(slow_model(pl), rows(1000))
+    make_trainer(pl, patient, advisor()).fit(slow_model(pl), rows(2000))
 
     # AND the same where the loop may not train on meanwhile
     kernel.table.clear()
@@ -118,11 +118,11 @@ def test_the_pause_is_short_where_the_compiler_is_slow(pl, tmp_path, monkeypatch
     impatient = tmp_path / "impatient"
     make_trainer(pl, impatient, advisor()).fit(slow_model(pl), rows(200))
 
-    # THEN training is held for that second in the one, and not in the other
+    # THEN training is held for those seconds in the one, and not in the other
     held = [result(folder)["pause_s"] for folder in (patient, impatient)]
     assert [result(folder)["kept"] for folder in (patient, impatient)] == [True, True]
-    assert held[1] > 0.8
-    assert held[0] < held[1] - 0.5
+    assert held[1] > 1.6
+    assert held[0] < held[1] - 0.8
 
 
 def test_what_takes_longer_than_the_loop_may_go_on_is_tried_as_ever_and_named(pl, tmp_path, monkeypatch):
