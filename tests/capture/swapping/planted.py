@@ -12,11 +12,13 @@ from torch import nn
 from advisor.capture.swapping import engine as swapping_engine
 from advisor.capture.swapping import limits as swapping_limits
 from advisor.capture.swapping import run as swapping
+from advisor.capture.swapping import steps as swapping_steps
 from advisor.capture.swapping.engine import ALLOW_CPU
 from advisor.swap import decide
 from advisor.swap.kinds import registry
 from advisor.swap.site import Candidate
 from tests.capture.tiny import make_model
+from tests.swap.rewrite.recorder import OnCpu
 
 #: Additions of nought, each a pass over memory: what a planted candidate saves.
 WASTE = 240
@@ -106,3 +108,25 @@ def slow_model(light: Any, **methods: Any) -> Any:
     )
     torch.manual_seed(12)
     return model
+
+
+def records_with(monkeypatch, made, kind):
+    """Steps are recorded with recorders of this kind, which are put into `made`."""
+
+    def recorder(*_, adds_up, **__):
+        made.append(kind())
+        made[-1].adds_up = adds_up
+        return made[-1]
+
+    monkeypatch.setattr(swapping_engine, "CudaRecorder", recorder)
+
+
+def replayed_on_cpu(monkeypatch):
+    """Live steps are swapped in and replayed without a GPU, after short comparisons; the recorders made."""
+    made = []
+    monkeypatch.setattr(swapping_steps, "MOST", 5)
+    monkeypatch.setenv(ALLOW_CPU, "1")
+    be_sure(monkeypatch)
+    monkeypatch.setattr(swapping_engine, "RECORDABLE", ("cpu",))
+    records_with(monkeypatch, made, OnCpu)
+    return made

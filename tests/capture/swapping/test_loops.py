@@ -8,14 +8,10 @@ import pytest
 import torch
 from torch import nn
 
-from advisor.capture.swapping import engine as swapping_engine
 from advisor.capture.swapping import run as swapping
-from advisor.capture.swapping import steps as swapping_steps
-from advisor.capture.swapping.engine import ALLOW_CPU
 from tests.capture.tiny import Rows, make_trainer, rows
-from tests.swap.rewrite.recorder import OnCpu
 
-from .planted import be_sure
+from .planted import replayed_on_cpu
 from .test_patterns import BATCHES, WIDTH, advisor, make_model, result
 
 #: A batch after the verdict, at which loops begin to do something else, and how many there are.
@@ -25,18 +21,7 @@ LATER, LONG = BATCHES + 1, BATCHES + 20
 @pytest.fixture(autouse=True)
 def made(monkeypatch):
     """Recorders that were made."""
-    made = []
-    monkeypatch.setattr(swapping_steps, "MOST", 5)
-    monkeypatch.setenv(ALLOW_CPU, "1")
-    be_sure(monkeypatch)
-    monkeypatch.setattr(swapping_engine, "RECORDABLE", ("cpu",))
-
-    def recorder(*_, adds_up, **__):
-        made.append(OnCpu(adds_up=adds_up))
-        return made[-1]
-
-    monkeypatch.setattr(swapping_engine, "CudaRecorder", recorder)
-    return made
+    return replayed_on_cpu(monkeypatch)
 
 
 def both(pl, folder, change=lambda model: None, batches=LONG, callback=None, **options):

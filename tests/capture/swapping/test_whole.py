@@ -10,35 +10,18 @@ import torch
 
 from advisor.capture.swapping import engine as swapping_engine
 from advisor.capture.swapping import run as swapping
-from advisor.capture.swapping import steps as swapping_steps
-from advisor.capture.swapping.engine import ALLOW_CPU
 from advisor.swap.rewrite.record import Unrecordable
 from tests.capture.tiny import make_trainer, rows
 from tests.swap.rewrite.recorder import OnCpu
 
-from .planted import be_sure
+from .planted import records_with, replayed_on_cpu
 from .test_patterns import BATCHES, WIDTH, advisor, make_model, result
 
 
 @pytest.fixture(autouse=True)
 def made(monkeypatch):
     """Recorders that were made."""
-    made = []
-    monkeypatch.setattr(swapping_steps, "MOST", 5)
-    monkeypatch.setenv(ALLOW_CPU, "1")
-    be_sure(monkeypatch)
-    monkeypatch.setattr(swapping_engine, "RECORDABLE", ("cpu",))
-    records_with(monkeypatch, made, OnCpu)
-    return made
-
-
-def records_with(monkeypatch, made, kind):
-    def recorder(*_, adds_up, **__):
-        made.append(kind())
-        made[-1].adds_up = adds_up
-        return made[-1]
-
-    monkeypatch.setattr(swapping_engine, "CudaRecorder", recorder)
+    return replayed_on_cpu(monkeypatch)
 
 
 def trained(pl, folder, batches, *callbacks, **options):
