@@ -38,13 +38,17 @@ _PIECES = 1024
 
 
 @triton.jit
+def _place(program, along, bands):
+    """Of a program, which of so many places along the positions is its own, its band, and its group."""
+    return program % along, program // along % bands, program // along // bands
+
+
+@triton.jit
 def _group_norm_moments_kernel(
     x_ptr, partial_ptr, n_groups, groups, depth, size, bands, parts, FULL: tl.constexpr, DEPTH: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    part = tl.program_id(0) % parts
-    band = tl.program_id(0) // parts % bands
-    group = tl.program_id(0) // parts // bands
+    part, band, group = _place(tl.program_id(0), parts, bands)
     planes, _, exist = planes_of(group, band * DEPTH, n_groups, groups, depth, 1, DEPTH)
     deep = tl.minimum(depth - band * DEPTH, DEPTH)
     mean = 0.0
@@ -107,9 +111,7 @@ def _group_norm_apply_kernel(
 ):  # fmt: skip
     # From the end: what the kernel before this one read last is in the cache.
     program = tl.num_programs(0) - 1 - tl.program_id(0)
-    block = program % blocks
-    band = program // blocks % bands
-    group = program // blocks // bands
+    block, band, group = _place(program, blocks, bands)
     planes, channel, exist = planes_of(group, band * DEPTH, n_groups, groups, depth, 1, DEPTH)
     cols = block * BLOCK + tl.arange(0, BLOCK)
     mask = plane_mask(exist, cols, size, FULL)
@@ -148,9 +150,7 @@ def _group_norm_sums_kernel(
     ACT: tl.constexpr, EXACT: tl.constexpr, ROUGH: tl.constexpr, FULL: tl.constexpr, DEPTH: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    part = tl.program_id(0) % parts
-    band = tl.program_id(0) // parts % bands
-    group = tl.program_id(0) // parts // bands
+    part, band, group = _place(tl.program_id(0), parts, bands)
     planes, channel, exist = planes_of(group, band * DEPTH, n_groups, groups, depth, 1, DEPTH)
     along = tl.zeros([DEPTH], tl.float32)
     level = tl.zeros([DEPTH], tl.float32)
@@ -179,9 +179,7 @@ def _group_norm_gradient_kernel(
     EXACT: tl.constexpr = dx_ptr.dtype.element_ty == tl.float32
     # From the end: what the kernel before this one read last is in the cache.
     program = tl.num_programs(0) - 1 - tl.program_id(0)
-    block = program % blocks
-    band = program // blocks % bands
-    group = program // blocks // bands
+    block, band, group = _place(program, blocks, bands)
     planes, channel, exist = planes_of(group, band * DEPTH, n_groups, groups, depth, 1, DEPTH)
     cols = block * BLOCK + tl.arange(0, BLOCK)
     mask = plane_mask(exist, cols, size, FULL)

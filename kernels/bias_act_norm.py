@@ -44,7 +44,7 @@ from ._rows import (
     tile_mask,
 )
 from ._triton import tl, triton
-from .activations import bias_activation
+from .activations import bias_activation, bias_activation_reference
 from .norm import follows_autocast, layer_norm
 
 FAMILY = Family(
@@ -353,13 +353,7 @@ def bias_act_norm_reference(
     eps: float = 1e-5,
 ) -> Tensor:
     """The same in plain PyTorch."""
-    u = x if bias is None else x + bias
-    if activation == "gelu_tanh":
-        z = F.gelu(u, approximate="tanh")
-    elif activation == "relu_squared":
-        z = F.relu(u).square()
-    else:
-        z = u if activation == "none" else getattr(F, activation)(u)
+    z = bias_activation_reference(x, bias, activation)
     return F.layer_norm(z, x.shape[-1:], weight, shift, eps)
 
 

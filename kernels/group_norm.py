@@ -31,6 +31,7 @@ from ._group_norm_held import backward_held, forward_held, tile_of
 from ._group_norm_split import backward_split, forward_split
 from ._math import ACTIVATIONS
 from ._ops import operator
+from .activations import bias_activation_reference
 from .norm import follows_autocast
 
 FAMILY = Family(
@@ -186,12 +187,7 @@ def group_norm_reference(
     activation: str = "none",
 ) -> Tensor:
     """The same in plain PyTorch."""
-    u = F.group_norm(x, groups, weight, shift, eps)
-    if activation == "gelu_tanh":
-        return F.gelu(u, approximate="tanh")
-    if activation == "relu_squared":
-        return F.relu(u).square()
-    return u if activation == "none" else getattr(F, activation)(u)
+    return bias_activation_reference(F.group_norm(x, groups, weight, shift, eps), None, activation)
 
 
 class FusedGroupNorm(nn.GroupNorm):
